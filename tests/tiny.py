@@ -118,19 +118,15 @@ def _config(
         "max_position_embeddings": positions,
     }
     drop = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
-    state = {"hidden_size": 32, "num_hidden_layers": layers, "state_size": 4}
-    short = {**drop, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": positions}
+    short = {**shared, **drop, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": positions}
+    state = {**shared, "hidden_size": 32, "num_hidden_layers": layers, "state_size": 4}
     made = {
         "llama": lambda: transformers.LlamaConfig(**wide, tie_word_embeddings=True),
         "qwen2": lambda: transformers.Qwen2Config(**wide),
         "gemma": lambda: transformers.GemmaConfig(**wide),
         "mistral": lambda: transformers.MistralConfig(**wide, sliding_window=16),
-        "gpt2": lambda: transformers.GPT2Config(
-            **shared, **short, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0
-        ),
-        "mamba": lambda: transformers.MambaConfig(
-            **shared, hidden_size=32, num_hidden_layers=layers, state_size=4
-        ),
+        "gpt2": lambda: transformers.GPT2Config(**short),
+        "mamba": lambda: transformers.MambaConfig(**state),
     }
     return made[architecture]()
 
