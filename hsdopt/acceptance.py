@@ -1,0 +1,236 @@
+"""Acceptance of one drafter's tokens by one verifier: survival curves, their counts, and traces.
+
+``S(m)``, the survival curve, is the probability that the first m drafted tokens are all accepted;
+``S(0) = 1``. A lookup drafter may propose fewer tokens than asked, so its law is joint over
+(proposed, accepted).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hsdopt.errors import InvalidArgumentError, PredictionError
+
+__all__ = ["Acceptance", "Traces", "survival_from_runs"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """How one verifier receives one drafter's tokens.
+
+    Attributes
+    ----------
+    survival : tuple of float
+        S(0) ... S(L), non-increasing, S(0) = 1.
+    trials : tuple of int
+        Drafts at risk at each of the L positions (the counts behind each ratio); empty if unknown.
+    joint : tuple of tuple of float or None
+        ``joint[n][m]``, probability that n tokens are proposed and m accepted when L are asked for;
+        None for a drafter that always proposes what it is asked for.
+    iid : float or None
+        A single rate that stands for the whole curve, so that any length can be read; None if the curve
+        was measured.
+    """
+
+    survival: tuple[float, ...]
+    trials: tuple[int, ...] = ()
+    joint: tuple[tuple[float, ...], ...] | None = None
+    iid: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse curves that are not survival curves."""
+        curve = np.asarray(self.survival, dtype=float)
+        if curve.ndim != 1 or curve.size < 2 or curve[0] != 1 or not np.all(np.isfinite(curve)):
+            raise InvalidArgumentError("expected a survival curve that starts with S(0) = 1 and has at least S(1)")
+        if np.any(np.diff(curve) > 1e-12) or curve.min() < 0:
+            raise InvalidArgumentError("expected a non-increasing survival curve of at least 0")
+
+    @classmethod
+    def from_rate(cls, rate: float) -> Acceptance:
+        """Return the law in which every token is accepted with probability `rate`, independently."""
+        if not 0 <= rate <= 1:
+            raise InvalidArgumentError(f"expected an acceptance rate between 0 and 1; got {rate}")
+        return cls((1.0, float(rate)), iid=float(rate))
+
+    @classmethod
+    def from_joint(cls, joint: NDArray[np.float64], *, trials: tuple[int, ...] = ()) -> Acceptance:
+        """Return the law of a drafter that may propose less than asked; `joint` is [L+1, L+1], n by m."""
+        accepted = joint.sum(axis=0)
+        survival = np.concatenate([[1.0], 1.0 - np.cumsum(accepted)[:-1]])
+        rows = tuple(tuple(float(p) for p in row) for row in joint)
+        return cls(tuple(np.minimum.accumulate(np.clip(survival, 0, 1)).tolist()), trials, rows)
+
+    @property
+    def max_length(self) -> int | None:
+        """The longest draft that the law covers; None for any."""
+        return None if self.iid is not None else len(self.survival) - 1
+
+    @property
+    def rate(self) -> float:
+        """The iid rate that EWIF needs: accepted / (accepted + rejecting drafts)."""
+        if self.iid is not None:
+            return self.iid
+        accepted = sum(self.survival[1:])
+        rejected = 1.0 - self.survival[-1]
+        if self.joint is not None:  # a short proposal that was fully accepted rejected nothing
+            rejected -= sum(self.joint[n][n] for n in range(len(self.joint) - 1))
+        return accepted / (accepted + rejected) if accepted + rejected > 0 else 0.0
+
+    def curve(self, length: int) -> Floats:
+        """Return S(0) ... S(length), shape [length + 1].
+
+        Raises
+        ------
+        PredictionError
+            If `length` is beyond what was measured.
+        """
+        if self.iid is not None:
+            return np.asarray(self.iid ** np.arange(length + 1))
+        if length >= len(self.survival):
+            raise PredictionError(
+                f"expected drafts of at most {len(self.survival) - 1} tokens, as profiled; got {length}: "
+                "shorten the draft or profile longer outputs"
+            )
+        return np.asarray(self.survival[: length + 1])
+
+    def law(self, length: int) -> Floats:
+        """Return the joint law of (proposed n, accepted m) when `length` tokens are asked for.
+
+        Returns
+        -------
+        ndarray, shape [length + 1, length + 1]
+            Probabilities that sum to 1; for a drafter that always proposes what it is asked for only
+            row `length` is filled.
+        """
+        law = np.zeros((length + 1, length + 1))
+        curve = self.curve(length)
+        if self.joint is None:
+            law[length] = curve - np.append(curve[1:], 0.0)
+            return law
+        for proposed, row in enumerate(self.joint):
+            for accepted in range(proposed + 1):
+                law[min(proposed, length), min(accepted, length)] += row[accepted]
+        return law
+
+    def as_iid(self) -> Acceptance:
+        """Return the law with the single rate in place of the curve; short proposals keep their lengths."""
+        return Acceptance.from_rate(self.rate)
+
+
+def survival_from_runs(agree: NDArray[np.float64], prompt: Ints, length: int) -> tuple[Floats, Ints]:
+    """Return the survival curve of drafts that start anywhere along a trajectory, and the counts behind it.
+
+    Each ratio S(m) / S(m-1) is the mean acceptance at the m-th position over the drafts that got so
+    far inside one prompt's output, so drafts cut by its end bias nothing.
+
+    Parameters
+    ----------
+    agree : ndarray, shape [positions]
+        Probability (0 or 1 when greedy) that the drafter's token is accepted at each position.
+    prompt : ndarray of int, shape [positions]
+        Which prompt each position belongs to, ascending.
+    length : int
+        The longest draft.
+
+    Returns
+    -------
+    survival : ndarray, shape [length + 1]
+    trials : ndarray of int, shape [length]
+        Starting positions behind each ratio.
+    """
+    survival, trials = np.ones(length + 1), np.zeros(length, dtype=np.int64)
+    weight = np.ones(len(agree))
+    for m in range(length):
+        starts = np.arange(max(len(agree) - m, 0))
+        inside = starts[prompt[starts] == prompt[starts + m]]
+        reached = weight[inside]
+        total = float(reached.sum())
+        trials[m] = int(np.count_nonzero(reached > 0))
+        ratio = float((reached * agree[inside + m]).sum()) / total if total > 0 else 0.0
+        survival[m + 1] = survival[m] * ratio
+        advanced = np.zeros_like(weight)
+        advanced[inside] = reached * agree[inside + m]
+        weight = advanced
+    return survival, trials
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What every model said along the target's own output, position by position.
+
+    All arrays have one entry per position; positions of one prompt are consecutive.
+
+    Attributes
+    ----------
+    tokens : ndarray of int
+        The target's output.
+    prompt : ndarray of int
+        Which prompt a position belongs to, ascending from 0.
+    context : ndarray of int
+        Tokens before the position (prompt included).
+    choice : mapping of str to ndarray of int
+        Per model, its most likely token there.
+    probability : mapping of str to ndarray of float
+        Per model, the probability (after temperature and filters) of the target's token there.
+    top : mapping of str to ndarray of float
+        Per model, the probability of its most likely token (unprocessed logits).
+    surprise : mapping of (str, str) to ndarray of float
+        Per (small, large), negative log-likelihood in nats of small's most likely token under large.
+    overlap : mapping of (str, str) to ndarray of float
+        Per (drafter, verifier), sum over the vocabulary of min(p, q); empty when greedy.
+    proposed : ndarray of int or None
+        Tokens that the lookup drafter proposes there when asked for as many as it can.
+    lookup_accepted : mapping of str to ndarray of int
+        Per verifier, how many of those are accepted.
+    """
+
+    tokens: Ints
+    prompt: Ints
+    context: Ints
+    choice: Mapping[str, Ints]
+    probability: Mapping[str, Floats] = field(default_factory=lambda: MappingProxyType({}))
+    top: Mapping[str, Floats] = field(default_factory=lambda: MappingProxyType({}))
+    surprise: Mapping[tuple[str, str], Floats] = field(default_factory=lambda: MappingProxyType({}))
+    overlap: Mapping[tuple[str, str], Floats] = field(default_factory=lambda: MappingProxyType({}))
+    proposed: Ints | None = None
+    lookup_accepted: Mapping[str, Ints] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+        return len(self.tokens)
+
+    @property
+    def prompts(self) -> int:
+        """The number of prompts."""
+        return int(self.prompt[-1]) + 1 if len(self.prompt) else 0
+
+    def agreement(self, drafter: str, verifier: str) -> Floats:
+        """Return the probability, per position, that `verifier` accepts a token of `drafter`.
+
+        Greedy traces give 0 or 1 (equal choices); sampled ones the overlap of the two laws.
+        """
+        if (drafter, verifier) in self.overlap:
+            return self.overlap[drafter, verifier]
+        return np.asarray(self.choice[drafter] == self.choice[verifier], dtype=float)
+
+    def acceptance(self, drafter: str, verifier: str, length: int) -> Acceptance:
+        """Return the law of (drafter, verifier) for drafts of up to `length` tokens, with its counts."""
+        if drafter in self.choice:
+            survival, trials = survival_from_runs(self.agreement(drafter, verifier), self.prompt, length)
+            return Acceptance(tuple(survival.tolist()), tuple(trials.tolist()))
+        if self.proposed is None:
+            raise PredictionError(
+                f"expected traces of {drafter}; profile it with --draft {drafter} --into profile.json"
+            )
+        joint = np.zeros((length + 1, length + 1))
+        proposed = np.minimum(self.proposed, length)
+        np.add.at(joint, (proposed, np.minimum(self.lookup_accepted[verifier], proposed)), 1.0)
+        return Acceptance.from_joint(joint / max(len(self), 1), trials=(len(self),) * length)
