@@ -1,0 +1,254 @@
+"""A network and its key-value cache: the one place that feeds, crops and times passes."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from hsdopt.errors import CacheError, InvalidArgumentError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transformers import PreTrainedModel
+
+
+_FIRST_ROOM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a model, as it was timed.
+
+    Attributes
+    ----------
+    new_tokens : int
+        Tokens fed.
+    context : int
+        Tokens whose keys and values were in the cache already.
+    seconds : float
+        Wall-clock time of the whole call: cropping, tensors, network, synchronisation.
+    prefill : bool
+        Whether the cache was empty, as it is for a prompt.
+    """
+
+    new_tokens: int
+    context: int
+    seconds: float
+    prefill: bool
+
+
+class Session:
+    """One network with one key-value cache, which scores any sequence and feeds only what is missing.
+
+    Parameters
+    ----------
+    network : transformers.PreTrainedModel
+        A causal language model in evaluation mode.
+    name : str
+        The model's name, for messages.
+    vocab_size : int
+        Rows of the logits that belong to tokens; padded rows above are cut off.
+    max_positions : int or None
+        The longest sequence that the network takes.
+
+    Raises
+    ------
+    CacheError
+        If the network's cache cannot be cropped.
+    """
+
+    def __init__(
+        self,
+        network: PreTrainedModel,
+        *,
+        name: str,
+        vocab_size: int,
+        max_positions: int | None = None,
+    ) -> None:
+        self.name = name
+        self.vocab_size = vocab_size
+        self.max_positions = max_positions
+        self.passes: list[Pass] = []
+        self._network = network
+        self._cache = croppable_cache(network, name)
+        self._tokens: list[int] = []
+        self._keyword = str(_cache_keyword(network))
+        self._keeps = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self._device = network.device
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids whose keys and values are in the cache."""
+        return tuple(self._tokens)
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit after those in the cache (`sys.maxsize` where the network names no limit)."""
+        return sys.maxsize if self.max_positions is None else self.max_positions - len(self._tokens)
+
+    def pending(self, sequence: Sequence[int]) -> int:
+        """Return the number of tokens that the next pass over `sequence` feeds; at least one."""
+        return len(sequence) - min(_common_prefix(self._tokens, sequence), len(sequence) - 1)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` cached tokens (all of them, if there are fewer).
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `length` is negative.
+        """
+        if length < 0:
+            raise InvalidArgumentError(f"expected a length of at least 0 to crop to; got {length}")
+        surplus = len(self._tokens) - length
+        if surplus > 0:
+            self._cache.crop(-surplus)
+            del self._tokens[length:]
+
+    def forward(self, sequence: Sequence[int], n_logits: int = 1) -> torch.Tensor:
+        """Return logits [n_logits, vocab_size] of the last positions of `sequence`, on the network's device.
+
+        The cache is cropped to the prefix that it shares with `sequence` (further, if positions already cached
+        are to be scored) and the rest is fed in one pass, whose time is appended to `passes`.
+
+        Parameters
+        ----------
+        sequence : sequence of int
+            All token ids from the first on.
+        n_logits : int
+            How many of the last positions to score.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If `n_logits` is not between 1 and the length of the sequence.
+        ModelError
+            If the sequence is longer than the network's positions, or does not fit in memory.
+        """
+        self._check(len(sequence), n_logits)
+        self._synchronise()
+        started = perf_counter()
+        self.crop(min(_common_prefix(self._tokens, sequence), len(sequence) - n_logits))
+        context = len(self._tokens)
+        fed = list(sequence[context:])
+        logits = self._feed(fed, n_logits)
+        self._tokens.extend(fed)
+        self._synchronise()
+        self.passes.append(Pass(len(fed), context, perf_counter() - started, prefill=context == 0))
+        return logits
+
+    def _check(self, length: int, n_logits: int) -> None:
+        if not 1 <= n_logits <= length:
+            raise InvalidArgumentError(f"expected 1 to {length} positions to score; got {n_logits}")
+        if self.max_positions is not None and length > self.max_positions:
+            raise ModelError(
+                f"{self.name}: expected at most {self.max_positions} tokens, the model's positions; got {length}:"
+                " shorten the prompt, the output or the draft"
+            )
+
+    def _feed(self, fed: list[int], n_logits: int) -> torch.Tensor:
+        ids = torch.tensor([fed], device=self._device)
+        arguments = {self._keyword: self._cache, "use_cache": True}
+        if self._keeps:
+            arguments["logits_to_keep"] = n_logits
+        try:
+            with torch.inference_mode():
+                logits: torch.Tensor = self._network(ids, **arguments).logits
+        except BaseException:
+            # a pass broken off may have fed some layers only: start afresh rather than answer wrongly
+            self._cache = croppable_cache(self._network, self.name)
+            self._tokens = []
+            raise
+        return logits[0, -n_logits:, : self.vocab_size]
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def croppable_cache(network: PreTrainedModel, name: str) -> DynamicCache:
+    """Return an empty cache for `network` whose last tokens can be dropped.
+
+    Raises
+    ------
+    CacheError
+        If any layer keeps a state that cannot be taken back: recurrent, convolutional, or a sliding window
+        shorter than the network's positions.
+    """
+    if _cache_keyword(network) is None:
+        raise _uncroppable(network, name, "its forward takes no key-value cache")
+    cache = DynamicCache(config=network.config)
+    positions = max_positions(network)
+    for index, layer in enumerate(cache.layers):
+        if not layer.is_croppable or not isinstance(layer, DynamicLayer):
+            raise _uncroppable(network, name, f"{type(layer).__name__} keeps a state that forgets")
+        if layer.is_sliding and (positions is None or layer.get_max_length() < positions):
+            raise _uncroppable(network, name, f"a sliding window of {layer.get_max_length()} tokens forgets")
+        if type(layer) is DynamicLayer:
+            cache.layers[index] = _GrowingLayer()
+    return cache
+
+
+def max_positions(network: PreTrainedModel) -> int | None:
+    """Return the longest sequence that `network` takes, or None where its configuration names none."""
+    config = network.config.get_text_config(decoder=True)
+    return getattr(config, "max_position_embeddings", None)
+
+
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not typed
+    """Keys and values in buffers with room to grow: a pass writes its own rows and copies no others."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        length = self.get_seq_length()
+        if length == 0:
+            self.device, self.is_initialized = key_states.device, True
+            self._buffers = [_buffer(states, 0) for states in (key_states, value_states)]
+        total = length + key_states.shape[-2]
+        if total > self._buffers[0].shape[-2]:
+            self._buffers = [_buffer(old, total) for old in self._buffers]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., length:total, :] = states
+        self.keys, self.values = (buffer[..., :total, :] for buffer in self._buffers)
+        return self.keys, self.values
+
+
+def _buffer(states: torch.Tensor, length: int) -> torch.Tensor:
+    grown = states.new_empty((*states.shape[:-2], max(_FIRST_ROOM, 2 * length), states.shape[-1]))
+    if length:
+        grown[..., : states.shape[-2], :] = states
+    return grown
+
+
+def _cache_keyword(network: PreTrainedModel) -> str | None:
+    parameters = inspect.signature(network.forward).parameters
+    return next((word for word in ("cache", "past_key_values") if word in parameters), None)
+
+
+def _uncroppable(network: PreTrainedModel, name: str, why: str) -> CacheError:
+    return CacheError(
+        f"{name}: expected a cache whose last tokens can be dropped; {type(network).__name__}: {why}:"
+        " use a model with full attention in every layer"
+    )
+
+
+def _common_prefix(cached: list[int], sequence: Sequence[int]) -> int:
+    low, high = 0, min(len(cached), len(sequence))
+    if cached[:high] == list(sequence[:high]):
+        return high
+    while high - low > 1:  # slices compare at C speed, so halving beats a loop over the tokens
+        middle = (low + high) // 2
+        if cached[low:middle] == list(sequence[low:middle]):
+            low = middle
+        else:
+            high = middle
+    return low
