@@ -1,0 +1,188 @@
+"""Cascades: a drafter that drafts with a drafter (vertical), and a draft written by several (horizontal).
+
+Source: Chen et al., Cascade Speculative Drafting, arXiv 2312.11462. Costs are ratios to one target pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hsdopt.checks import (
+    Acceptance,
+    FloatArray,
+    as_survival,
+    check_cost,
+    check_length,
+    check_number,
+    check_rate,
+    is_rate,
+)
+from hsdopt.errors import InvalidArgumentError
+from hsdopt.latency.laws import token_law
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def token_count_pgf(acceptance: Acceptance, draft_length: int, x: float) -> float:
+    """Return ``E[x**N]``, the probability generating function of the tokens gained by one verify pass.
+
+    Parameters
+    ----------
+    acceptance
+        An iid rate, or a survival curve with ``S[0] = 1``.
+    draft_length
+        Tokens drafted per verify pass.
+    x
+        Where to evaluate it.
+
+    Returns
+    -------
+    float
+        ``sum over n of P(N = n) x**n``.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is outside its domain, or the curve is too short.
+
+    Notes
+    -----
+    arXiv 2312.11462; summed, since its quotient has a removable singularity at ``a x = 1``.
+
+    Examples
+    --------
+    >>> token_count_pgf(0.5, 3, 2.0)
+    5.0
+    """
+    law = token_law(acceptance, check_length(draft_length))
+    return float(np.polynomial.polynomial.polyval(check_number(x, "x", "a finite number"), law))
+
+
+def vertical_ewif(  # noqa: PLR0913 - six symbols of one formula, all keyword-only
+    *,
+    acceptance: Acceptance,
+    inner_acceptance: Acceptance,
+    rounds: int,
+    inner_draft_length: int,
+    cost_ratio: float,
+    inner_cost_ratio: float,
+) -> float:
+    """Return the EWIF of a target whose drafter reviews another drafter for a fixed number of rounds.
+
+    Parameters
+    ----------
+    acceptance
+        Acceptance of the drafter's tokens by the target: an iid rate or a survival curve.
+    inner_acceptance
+        Acceptance of the inner drafter's tokens by the drafter: an iid rate or a survival curve.
+    rounds
+        Inner rounds per draft; 0 leaves both drafters out.
+    inner_draft_length
+        Tokens of the inner drafter in each inner round.
+    cost_ratio, inner_cost_ratio
+        Cost of a pass of the drafter and of the inner drafter in units of a target pass.
+
+    Returns
+    -------
+    float
+        A speed-up; below 1 is a slowdown.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If an argument is outside its domain, or a curve is too short; the drafter's has to cover
+        ``rounds * (inner_draft_length + 1)`` tokens.
+
+    Notes
+    -----
+    arXiv 2312.11462. The generating function takes the inner acceptance as its parameter and is
+    evaluated at the outer one.
+
+    Examples
+    --------
+    >>> factor = vertical_ewif(
+    ...     acceptance=0.8, inner_acceptance=0.6, rounds=2, inner_draft_length=3,
+    ...     cost_ratio=0.1, inner_cost_ratio=0.01,
+    ... )
+    >>> round(factor, 6)
+    2.684941
+    """
+    passes = check_length(rounds, "rounds")
+    length = check_length(inner_draft_length, "inner_draft_length")
+    drafter = check_cost(cost_ratio, "cost_ratio")
+    inner = check_cost(inner_cost_ratio, "inner_cost_ratio")
+    law = token_law(inner_acceptance, length)
+    if is_rate(acceptance):
+        tokens = _tokens_at_rate(check_rate(acceptance), law, passes)
+    else:
+        tokens = _tokens_on_curve(as_survival(acceptance, passes * (length + 1)), law, passes)
+    return tokens / (1.0 + passes * (drafter + length * inner))
+
+
+def horizontal_ewif(segments: Iterable[tuple[Acceptance, float, int]]) -> float:
+    """Return the EWIF of a draft that several drafters write one after the other.
+
+    Parameters
+    ----------
+    segments
+        For each segment of the row, first to last: acceptance by the target (an iid rate, or a survival
+        curve that starts anew at the segment's first token, all before it accepted), cost ratio, and
+        number of tokens.
+
+    Returns
+    -------
+    float
+        A speed-up; below 1 is a slowdown. An empty row gives 1.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If a segment is not a triple, or a value is outside its domain.
+
+    Notes
+    -----
+    arXiv 2312.11462. Expected tokens are 1 plus the chance, position by position, that
+    everything up to there is accepted.
+
+    Examples
+    --------
+    >>> horizontal_ewif([(0.5, 0.25, 1), (0.5, 0.0, 1)])
+    1.4
+    """
+    tokens = cost = reached = 1.0
+    for segment in segments:
+        acceptance, ratio, length = _checked_segment(segment)
+        survival = as_survival(acceptance, length)
+        tokens += reached * float(survival[1:].sum())
+        cost += length * ratio
+        reached *= float(survival[-1])
+    return tokens / cost
+
+
+def _tokens_at_rate(rate: float, law: FloatArray, rounds: int) -> float:
+    # With D tokens after r rounds, round r + 1 adds a^(D+1) (1 + ... + a^(N-1)); every term is positive, so
+    # nothing cancels near a = 1, where the published quotient (1 - a phi^n) / (1 - a) loses its digits.
+    reach = law[::-1].cumsum()[::-1][1:]  # P(N >= n), n = 1..k+1
+    powers = rate ** np.arange(len(law))
+    discount = float(law @ powers)
+    return 1.0 + rate * float(reach @ powers[:-1]) * float((discount ** np.arange(rounds)).sum())
+
+
+def _tokens_on_curve(survival: FloatArray, law: FloatArray, rounds: int) -> float:
+    drafted = np.ones(1)
+    for _ in range(rounds):
+        drafted = np.convolve(drafted, law)
+    return float(survival @ drafted[::-1].cumsum()[::-1])
+
+
+def _checked_segment(segment: tuple[Acceptance, float, int]) -> tuple[Acceptance, float, int]:
+    try:
+        acceptance, ratio, length = segment
+    except (TypeError, ValueError):
+        raise InvalidArgumentError(
+            f"expected each segment to be (acceptance, cost_ratio, draft_length); got {segment!r}"
+        ) from None
+    return acceptance, check_cost(ratio, "cost_ratio"), check_length(length)
