@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,6 +213,27 @@ class Traces:
         """The number of prompts."""
         return int(self.prompt[-1]) + 1 if len(self.prompt) else 0
 
+    def take(self, prompts: Ints) -> Traces:
+        """Return the traces of the given prompts (repeats allowed), numbered anew in that order."""
+        rows = [np.flatnonzero(self.prompt == index) for index in prompts]
+        where = np.concatenate(rows)
+
+        def pick(mapping: Mapping[Any, NDArray[Any]]) -> dict[Any, NDArray[Any]]:
+            return {key: values[where] for key, values in mapping.items()}
+
+        return Traces(
+            self.tokens[where],
+            np.repeat(np.arange(len(rows)), [len(row) for row in rows]),
+            self.context[where],
+            pick(self.choice),
+            pick(self.probability),
+            pick(self.top),
+            pick(self.surprise),
+            pick(self.overlap),
+            None if self.proposed is None else self.proposed[where],
+            pick(self.lookup_accepted),
+        )
+
     def agreement(self, drafter: str, verifier: str) -> Floats:
         """Return the probability, per position, that `verifier` accepts a token of `drafter`.
 
@@ -227,10 +249,30 @@ class Traces:
             survival, trials = survival_from_runs(self.agreement(drafter, verifier), self.prompt, length)
             return Acceptance(tuple(survival.tolist()), tuple(trials.tolist()))
         if self.proposed is None:
-            raise PredictionError(
-                f"expected traces of {drafter}; profile it with --draft {drafter} --into profile.json"
-            )
+            raise PredictionError(f"expected traces of {drafter}; add it with --draft {drafter} --into profile.json")
+        return self._lookup_acceptance(self.proposed, self.lookup_accepted[verifier], length)
+
+    def _lookup_acceptance(self, proposed: Ints, accepted: Ints, length: int) -> Acceptance:
+        """Return the joint law of (proposed, accepted); runs cut by the end of an output count as at risk only."""
+        proposed = np.minimum(proposed, length)
+        accepted = np.minimum(accepted, proposed)
+        _, first, counts = np.unique(self.prompt, return_index=True, return_counts=True)
+        remaining = np.repeat(first + counts, counts) - np.arange(len(self))
+        pooled, trials = _ratios(proposed, accepted, remaining, length)
         joint = np.zeros((length + 1, length + 1))
-        proposed = np.minimum(self.proposed, length)
-        np.add.at(joint, (proposed, np.minimum(self.lookup_accepted[verifier], proposed)), 1.0)
-        return Acceptance.from_joint(joint / max(len(self), 1), trials=(len(self),) * length)
+        for n in np.unique(proposed):
+            group = proposed == n
+            own, judged = _ratios(proposed[group], accepted[group], remaining[group], length)
+            survival = np.concatenate([[1.0], np.cumprod(np.where(judged > 0, own, pooled)[:n]), [0.0]])
+            joint[n, : n + 1] = group.mean() * (survival[:-1] - survival[1:])
+        return Acceptance.from_joint(joint, trials=tuple(trials.tolist()))
+
+
+def _ratios(proposed: Ints, accepted: Ints, remaining: Ints, length: int) -> tuple[Floats, Ints]:
+    """Return, per position 1 ... length, the share accepted of the tokens that came to be judged, and their number."""
+    shares, counts = np.zeros(length), np.zeros(length, dtype=np.int64)
+    for m in range(1, length + 1):
+        judged = (proposed >= m) & (accepted >= m - 1) & (remaining >= m)
+        counts[m - 1] = np.count_nonzero(judged)
+        shares[m - 1] = np.mean(accepted[judged] >= m) if judged.any() else 0.0
+    return shares, counts

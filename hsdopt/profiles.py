@@ -1,0 +1,489 @@
+"""Profiles: what was measured about a set of models, on one machine, for one workload.
+
+A profile is two files: ``profile.json`` (provenance, models, raw cost samples) and beside it
+``profile.traces.npz`` (what every model said along the target's output, and the lookup table).
+Cost curves and acceptance laws are derived from those when the profile is loaded, so nothing
+derived can go stale.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from hsdopt.acceptance import Acceptance, Traces
+from hsdopt.costs import CostCurve, CostSample
+from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
+from hsdopt.plan import LOOKUP
+
+__all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "atomic_write"]
+
+SCHEMA = 1
+"""The version of the profile's schema that this code writes and reads."""
+
+DEFAULT_MAX_LENGTH = 32
+"""Longest draft for which acceptance is derived from traces."""
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelInfo(_Record):
+    """One model of a profile, with enough to load it again.
+
+    Attributes
+    ----------
+    source : str
+        Built-in name, folder, GGUF file or hub id that `load_models` takes.
+    kind : str
+        "transformers" or "lookup".
+    parameters, bytes : int
+        Parameters, and bytes of weights that this model adds (shared tensors count once).
+    context : int or None
+        The most positions it can hold.
+    tokenizer : str
+        Fingerprint of its vocabulary.
+    """
+
+    source: str
+    kind: str = "transformers"
+    parameters: int = Field(default=0, ge=0)
+    bytes: int = Field(default=0, ge=0)
+    context: int | None = None
+    tokenizer: str = ""
+    dtype: str = ""
+    device: str = "cpu"
+    engine: str = "transformers"
+    revision: str = ""
+    recipe: str = ""
+
+
+class Setting(_Record):
+    """How tokens were chosen while profiling; predictions hold for this setting alone."""
+
+    temperature: float = Field(default=0.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0)
+    repetition_penalty: float = Field(default=1.0, gt=0)
+    max_new_tokens: int = Field(default=48, ge=1)
+
+
+class _Sample(_Record):
+    model: str
+    tokens: int = Field(ge=1)
+    context: int = Field(ge=0)
+    batch: int = Field(default=1, ge=1)
+    seconds: list[float] = Field(min_length=1)
+    median: float = 0.0
+    spread: float = 0.0
+
+
+class _File(_Record):
+    schema_version: int = Field(alias="schema")
+    target: str
+    models: dict[str, ModelInfo]
+    setting: Setting
+    provenance: dict[str, Any]
+    costs: list[_Sample]
+    overhead: dict[str, float] = {}
+    counts: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Pass costs and acceptance of a target and its drafters.
+
+    Attributes
+    ----------
+    target : str
+        Name of the target.
+    costs : mapping of str to CostCurve
+        c(n) per model; for the lookup drafter the seconds of one request.
+    acceptances : mapping of (drafter, verifier) to Acceptance
+        Laws given by hand; those of traced pairs are derived by `acceptance`.
+    models : mapping of str to ModelInfo
+        Where each model came from.
+    setting : Setting
+        Temperature and filters.
+    samples : mapping of str to tuple of CostSample
+        Raw timings.
+    traces : Traces or None
+        What every model said, position by position.
+    lookup : mapping of str to ndarray
+        The lookup drafter's table (arrays), empty if there is none.
+    overhead : mapping of str to float
+        Seconds outside the passes, by what they are spent on.
+    provenance : mapping
+        Versions, device, threads, workload hash, date, command line.
+    """
+
+    target: str
+    costs: Mapping[str, CostCurve]
+    acceptances: Mapping[tuple[str, str], Acceptance] = field(default_factory=lambda: MappingProxyType({}))
+    models: Mapping[str, ModelInfo] = field(default_factory=lambda: MappingProxyType({}))
+    setting: Setting = field(default_factory=Setting)
+    samples: Mapping[str, tuple[CostSample, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    traces: Traces | None = None
+    lookup: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
+    overhead: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    _laws: dict[tuple[str, str], Acceptance] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a profile without its target."""
+        if self.target not in self.costs:
+            raise ProfileError(
+                f"expected costs of the target {self.target}; got those of {', '.join(self.costs) or 'none'}"
+            )
+
+    @classmethod
+    def from_rates(
+        cls,
+        target: str,
+        costs: Mapping[str, float | CostCurve | Callable[[int], float]],
+        acceptance: Mapping[tuple[str, str], float | Acceptance],
+        *,
+        max_tokens: int = 257,
+    ) -> Profile:
+        """Return a profile from numbers given by hand, for what-if questions and tests.
+
+        Parameters
+        ----------
+        target : str
+        costs : mapping
+            Per model a number (the same for any number of tokens), a curve, or a function of n.
+        acceptance : mapping of (drafter, verifier)
+            Rates (independent tokens) or laws.
+        max_tokens : int
+            How far a cost function is tabulated.
+
+        Examples
+        --------
+        >>> profile = Profile.from_rates("big", {"big": 1.0, "small": 0.1}, {("small", "big"): 0.8})
+        >>> profile.cost("small")(3)
+        0.1
+        """
+        laws = {
+            pair: value if isinstance(value, Acceptance) else Acceptance.from_rate(value)
+            for pair, value in acceptance.items()
+        }
+        return cls(target, {name: _as_curve(cost, max_tokens) for name, cost in costs.items()}, laws)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the models, drafters in the order given, the target last."""
+        return (*(name for name in self.costs if name != self.target), self.target)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names of all models but the target."""
+        return self.names[:-1]
+
+    @property
+    def context(self) -> float | None:
+        """The mean context length that the target's output visited; None without traces."""
+        return None if self.traces is None or not len(self.traces) else float(np.mean(self.traces.context))
+
+    def require(self, name: str) -> None:
+        """Raise PredictionError if the profile has no model `name`."""
+        if name not in self.costs:
+            raise PredictionError(f"expected one of the profiled models ({', '.join(self.names)}); got {name}")
+
+    def cost(self, name: str) -> CostCurve:
+        """Return the cost curve of `name`.
+
+        Raises
+        ------
+        PredictionError
+            If the profile has no such model.
+        """
+        self.require(name)
+        return self.costs[name]
+
+    def acceptance(self, drafter: str, verifier: str) -> Acceptance:
+        """Return how `verifier` receives the tokens of `drafter`.
+
+        Raises
+        ------
+        PredictionError
+            If the pair was not measured.
+        """
+        pair = (drafter, verifier)
+        if pair in self.acceptances:
+            return self.acceptances[pair]
+        if pair not in self._laws:
+            self.require(drafter)
+            self.require(verifier)
+            if self.traces is None:
+                raise PredictionError(
+                    f"expected an acceptance rate of {drafter}'s tokens by {verifier}; none was given"
+                )
+            self._laws[pair] = self.traces.acceptance(drafter, verifier, self.max_draft_length)
+        return self._laws[pair]
+
+    @property
+    def max_draft_length(self) -> int:
+        """The longest draft for which traces can speak."""
+        if self.traces is None:
+            return DEFAULT_MAX_LENGTH
+        longest = int(np.bincount(np.asarray(self.traces.prompt)).max()) if len(self.traces) else 1
+        return max(1, min(DEFAULT_MAX_LENGTH, longest - 1))
+
+    def as_iid(self) -> Profile:
+        """Return the published model's view: one cost per model, one acceptance rate per pair."""
+        laws = {
+            (drafter, verifier): self.acceptance(drafter, verifier).as_iid()
+            for drafter in self.drafters
+            for verifier in self.names
+            if verifier not in (drafter, LOOKUP)
+        }
+        costs = {name: CostCurve.fixed(curve(1, self.context)) for name, curve in self.costs.items()}
+        return replace(self, costs=costs, acceptances=laws, traces=None, samples={}, _laws={})
+
+    def resample(self, rng: np.random.Generator) -> Profile:
+        """Return one bootstrap replicate: prompts and cost samples drawn with replacement."""
+        curves = dict(self.costs)
+        for name, samples in self.samples.items():
+            drawn = [replace(s, seconds=tuple(rng.choice(s.seconds, len(s.seconds)).tolist())) for s in samples]
+            curves[name] = CostCurve.from_samples(drawn) if not self.costs[name].constant else _fixed(drawn)
+        traces = (
+            None
+            if self.traces is None
+            else self.traces.take(rng.integers(self.traces.prompts, size=self.traces.prompts))
+        )
+        return replace(self, costs=curves, traces=traces, _laws={})
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile to `path` and its traces beside it, each atomically.
+
+        Raises
+        ------
+        ProfileError
+            If a file cannot be written (a full disk, a missing folder); what stood there before is kept.
+        """
+        path = Path(path)
+        arrays = {**_pack_traces(self.traces), **{f"lookup/{key}": value for key, value in self.lookup.items()}}
+        try:
+            if arrays:
+                atomic_write(
+                    traces_path(path), lambda stream: np.savez_compressed(stream, allow_pickle=False, **arrays)
+                )
+            text = _to_file(self).model_dump_json(by_alias=True, indent=1)
+            atomic_write(path, lambda stream: stream.write(text.encode()))
+        except OSError as error:
+            raise ProfileError(
+                f"cannot write {path}: {error.strerror or error}; free some space or choose another -o"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Return the profile saved at `path`.
+
+        Raises
+        ------
+        ProfileError
+            Naming file, field, expected and found, if anything does not fit.
+        """
+        path = Path(path)
+        stored = _read(path)
+        curves, samples = _curves(stored, path)
+        arrays = _read_arrays(traces_path(path))
+        lookup = {key.removeprefix("lookup/"): value for key, value in arrays.items() if key.startswith("lookup/")}
+        return cls(
+            stored.target,
+            curves,
+            models=dict(stored.models),
+            setting=stored.setting,
+            samples=samples,
+            traces=_unpack_traces(arrays, path),
+            lookup=lookup,
+            overhead=stored.overhead,
+            provenance=stored.provenance,
+        )
+
+
+def _as_curve(cost: float | CostCurve | Callable[[int], float], max_tokens: int) -> CostCurve:
+    if isinstance(cost, CostCurve):
+        return cost
+    return CostCurve.from_function(cost, max_tokens) if callable(cost) else CostCurve.fixed(cost)
+
+
+def _fixed(samples: Sequence[CostSample]) -> CostCurve:
+    return CostCurve.fixed(float(np.median([seconds for sample in samples for seconds in sample.seconds])))
+
+
+def traces_path(path: Path) -> Path:
+    """Return where the traces of the profile at `path` lie."""
+    return path.with_name(path.name.removesuffix(".json") + ".traces.npz")
+
+
+def atomic_write(path: Path, write: Callable[[Any], object]) -> None:
+    """Let `write` fill a new file, then put it in the place of `path` in one step."""
+    handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            write(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _to_file(profile: Profile) -> _File:
+    costs = [
+        _Sample(
+            model=name,
+            tokens=s.tokens,
+            context=s.context,
+            batch=s.batch,
+            seconds=list(s.seconds),
+            median=s.median,
+            spread=s.spread,
+        )
+        for name, samples in profile.samples.items()
+        for s in samples
+    ]
+    return _File(
+        schema=SCHEMA,
+        target=profile.target,
+        models=dict(profile.models),
+        setting=profile.setting,
+        provenance=dict(profile.provenance),
+        costs=costs,
+        overhead=dict(profile.overhead),
+        counts=_counts(profile),
+    )
+
+
+def _counts(profile: Profile) -> dict[str, Any]:
+    """Return rates with the counts behind them, for people who read the file; loading derives them anew."""
+    if profile.traces is None:
+        return {}
+    counts: dict[str, Any] = {}
+    for drafter in profile.drafters:
+        for verifier in profile.names:
+            if verifier in (drafter, LOOKUP):
+                continue
+            law = profile.acceptance(drafter, verifier)
+            trials = law.trials[0] if law.trials else 0
+            counts[f"{drafter} by {verifier}"] = {
+                "rate": round(law.rate, 6),
+                "first_position": round(law.survival[1], 6),
+                "positions": trials,
+                "survival": [round(s, 6) for s in law.survival],
+            }
+    return counts
+
+
+def _read(path: Path) -> _File:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ProfileError(
+            f"expected a profile at {path}; there is no such file: make one with hsdopt profile"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"expected a readable profile at {path}; {error}") from error
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ProfileError(f"expected JSON in {path}; {error}: was it cut short?") from error
+    version = value.get("schema") if isinstance(value, dict) else None
+    if version != SCHEMA:
+        raise ProfileError(f"expected schema {SCHEMA} in {path}; got {version!r}: profile again, or use another hsdopt")
+    try:
+        return _File.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        found = repr(first.get("input"))
+        raise ProfileError(f"{path}, field {where}: {first['msg'].lower()}; got {found[:60]}") from error
+
+
+def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, tuple[CostSample, ...]]]:
+    samples: dict[str, list[CostSample]] = {name: [] for name in stored.models}
+    for s in stored.costs:
+        if s.model not in samples:
+            raise ProfileError(f"{path}, field costs: expected a model out of {', '.join(samples)}; got {s.model}")
+        samples[s.model].append(CostSample(s.tokens, s.context, tuple(s.seconds), s.batch))
+    curves = {}
+    for name, taken in samples.items():
+        if not taken:
+            raise ProfileError(f"{path}, field costs: expected timings of {name}; got none: finish it with --resume")
+        try:
+            curves[name] = _fixed(taken) if stored.models[name].kind == LOOKUP else CostCurve.from_samples(taken)
+        except InvalidArgumentError as error:
+            raise ProfileError(f"{path}, field costs of {name}: {error}; finish it with --resume") from error
+    return curves, {name: tuple(taken) for name, taken in samples.items()}
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    if not path.exists():
+        return {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return {key: stored[key] for key in stored.files}
+    except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
+        raise ProfileError(f"expected traces written by hsdopt in {path}; {error}") from error
+
+
+_PLAIN = ("tokens", "prompt", "context", "proposed")
+_BY_MODEL = ("choice", "probability", "top", "lookup_accepted")
+_BY_PAIR = ("surprise", "overlap")
+
+
+def _pack_traces(traces: Traces | None) -> dict[str, NDArray[Any]]:
+    """Return the traces as flat arrays; mapping keys become path-like names."""
+    if traces is None:
+        return {}
+    packed: dict[str, NDArray[Any]] = {
+        name: getattr(traces, name) for name in _PLAIN if getattr(traces, name) is not None
+    }
+    for name in (*_BY_MODEL, *_BY_PAIR):
+        for index, (key, values) in enumerate(getattr(traces, name).items()):
+            packed[f"{name}/{index}"] = values
+            packed[f"{name}/{index}/key"] = np.array(key if isinstance(key, tuple) else (key,))
+    return packed
+
+
+def _unpack_traces(arrays: Mapping[str, NDArray[Any]], path: Path) -> Traces | None:
+    if "tokens" not in arrays:
+        return None
+    mappings: dict[str, dict[Any, NDArray[Any]]] = {name: {} for name in (*_BY_MODEL, *_BY_PAIR)}
+    for full, values in arrays.items():
+        name, _, rest = full.partition("/")
+        if name in mappings and rest.isdigit():
+            if values.shape != arrays["tokens"].shape:
+                raise ProfileError(
+                    f"{traces_path(path)}, {full}: expected {arrays['tokens'].shape} entries; got {values.shape}"
+                )
+            key = tuple(str(part) for part in arrays[full + "/key"])
+            mappings[name][key if name in _BY_PAIR else key[0]] = values
+    try:
+        fields: dict[str, Any] = {name: arrays[name] for name in _PLAIN if name in arrays}
+        return Traces(**fields, **mappings)
+    except TypeError as error:
+        raise ProfileError(f"{traces_path(path)}: expected complete traces; {error}") from error
+
+
+def merge_samples(samples: Iterable[CostSample]) -> tuple[CostSample, ...]:
+    """Return one sample per kind of pass, timings of equal kinds joined in order."""
+    joined: dict[tuple[int, int, int], tuple[float, ...]] = {}
+    for s in samples:
+        key = (s.tokens, s.context, s.batch)
+        joined[key] = joined.get(key, ()) + s.seconds
+    return tuple(CostSample(n, context, seconds, batch) for (n, context, batch), seconds in joined.items())
