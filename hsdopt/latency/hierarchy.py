@@ -115,7 +115,9 @@ def expected_rounds_table(acceptance: Acceptance, draft_length: int, max_tokens:
     length, longest = check_length(draft_length), check_length(max_tokens, "max_tokens")
     rounds = np.zeros(longest + 1)
     if is_rate(acceptance):
-        _fill_rounds(rounds[1:], check_rate(acceptance), length + 1)
+        rate = check_rate(acceptance)
+        rounds[1:] = 1.0 + (1.0 - rate) * np.arange(longest)
+        _add_full_drafts(rounds[1:], rate ** (length + 1), length + 1)
     else:
         rounds[1:] = renewal_masses(token_law(acceptance, length), longest).cumsum()
     return rounds
@@ -151,10 +153,13 @@ def rounds_tables(rates: float | FloatArray, max_draft_length: int) -> FloatArra
     """
     checked = check_rates(rates)
     longest = check_length(max_draft_length, "max_draft_length", minimum=1)
-    tables = np.empty((*checked.shape, longest, longest))
-    for length in range(1, longest + 1):
-        _fill_rounds(tables[..., length - 1, :], checked[..., np.newaxis], length + 1)
-    return tables
+    # draft lengths outermost: each step then writes one contiguous block, 2 to 6 times faster
+    tables = np.empty((longest, *checked.shape, longest))
+    column = checked[..., np.newaxis]
+    tables[...] = 1.0 + (1.0 - column) * np.arange(longest)
+    for length in range(1, longest):
+        _add_full_drafts(tables[length - 1], column ** (length + 1), length + 1)
+    return np.moveaxis(tables, 0, -2)
 
 
 def rounds_tables_from_survival(curves: FloatArray | Sequence[float], max_draft_length: int) -> FloatArray:
@@ -365,14 +370,11 @@ def _exactly(tokens: int) -> FloatArray:
     return law
 
 
-def _fill_rounds(rounds: FloatArray, rate: float | FloatArray, width: int) -> None:
-    """Write ``R(1), R(2), ...`` along the last axis, ``width = draft_length + 1`` tokens at a time."""
-    power = rate**width
-    for start in range(0, rounds.shape[-1], width):
+def _add_full_drafts(rounds: FloatArray, power: float | FloatArray, width: int) -> None:
+    """Turn ``1 + (1 - a)(T - 1)`` for ``T = 1, 2, ...`` into ``R(T)``, by adding ``a**width R(T - width)``."""
+    for start in range(width, rounds.shape[-1], width):
         block = rounds[..., start : start + width]
-        block[...] = 1.0 + (1.0 - rate) * np.arange(start, start + block.shape[-1])
-        if start:
-            block += power * rounds[..., start - width : start - width + block.shape[-1]]
+        block += power * rounds[..., start - width : start - width + block.shape[-1]]
 
 
 def _renewal_tables(survival: FloatArray) -> FloatArray:
@@ -383,8 +385,10 @@ def _renewal_tables(survival: FloatArray) -> FloatArray:
     for length in range(1, longest + 1):
         laws[:, length - 1, :length] = gains[:, :length]
         laws[:, length - 1, length : length + 1] = survival[:, length, np.newaxis]
-    backward = np.zeros((curves, longest, longest))  # backward[..., longest - T] = R(T): products stay contiguous
+    backward = np.empty((curves, longest, longest))  # [..., longest - T] = R(T): products stay contiguous
     for owed in range(1, longest + 1):
-        seen = backward[..., longest - owed + 1 :]
-        backward[..., longest - owed] = 1.0 + np.einsum("cln,cln->cl", laws[..., : owed - 1], seen)
+        seen = backward[:, :owed, longest - owed + 1 :]
+        rounds = 1.0 + np.einsum("cln,cln->cl", laws[:, :owed, : owed - 1], seen)
+        backward[:, :owed, longest - owed] = rounds
+        backward[:, owed:, longest - owed] = rounds[:, -1:]  # a draft longer than what is owed changes nothing
     return np.asarray(backward[..., ::-1])
