@@ -353,11 +353,11 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
     # not splitlines(): that also cuts at separators that JSON allows inside strings
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            yield number, line.strip()
+            yield number, line
 
 
 def _parse_plain_text(text: str) -> tuple[Prompt, ...]:
-    return tuple(Prompt(f"prompt-{count}", line) for count, (_, line) in enumerate(_lines(text), 1))
+    return tuple(Prompt(f"prompt-{count}", line.strip()) for count, (_, line) in enumerate(_lines(text), 1))
 
 
 def _parse_json_lines(text: str, name: str) -> tuple[Prompt, ...]:
@@ -378,9 +378,9 @@ def _parse_line(line: str, where: str) -> _PromptLine:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         raise WorkloadError(
-            f"{where}: expected one JSON object a line, got malformed JSON ({reason}); plain text goes into a .txt file"
+            f"{where}: expected one JSON object, got malformed JSON ({_fault(error)}); "
+            "plain text belongs in a .txt file"
         ) from None
     if not isinstance(value, dict):
         raise WorkloadError(f"{where}: expected a JSON object with prompt or messages, got {_shorten(line)}")
@@ -388,6 +388,9 @@ def _parse_line(line: str, where: str) -> _PromptLine:
         return _PromptLine.model_validate(value)
     except ValidationError as error:
         raise WorkloadError(f"{where}: {_first_reason(error)}") from None
+
+
+_EXPECTED = {"string_type": "a string", "list_type": "a list", "model_type": "an object"}
 
 
 def _first_reason(error: ValidationError) -> str:
@@ -402,7 +405,10 @@ def _first_reason(error: ValidationError) -> str:
     return f"expected {field} to be {reason}, got {_shorten(ascii(first['input']))}"
 
 
-_EXPECTED = {"string_type": "a string", "list_type": "a list", "model_type": "an object"}
+def _fault(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
 
 
 def _describe(location: tuple[int | str, ...]) -> str:
