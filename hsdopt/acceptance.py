@@ -126,16 +126,18 @@ class Acceptance:
         return Acceptance.from_rate(self.rate)
 
 
-def survival_from_runs(agree: NDArray[np.float64], prompt: Ints, length: int) -> tuple[Floats, Ints]:
+def survival_from_runs(last: Floats, step: Floats, prompt: Ints, length: int) -> tuple[Floats, Ints]:
     """Return the survival curve of drafts that start anywhere along a trajectory, and the counts behind it.
 
-    Each ratio S(m) / S(m-1) is the mean acceptance at the m-th position over the drafts that got so
-    far inside one prompt's output, so drafts cut by its end bias nothing.
+    ``S(m)`` is the mean over starts of ``step(x_1) ... step(x_{m-1}) last(x_m)``, the unbiased estimator
+    under sampling: `step` is the acceptance of the token that was realised, min(1, q/p), and `last` may be its
+    expectation, the overlap of the two laws. Each ratio S(m) / S(m-1) is taken over the drafts that got so far
+    inside one prompt's output, so drafts cut by its end bias nothing.
 
     Parameters
     ----------
-    agree : ndarray, shape [positions]
-        Probability (0 or 1 when greedy) that the drafter's token is accepted at each position.
+    last, step : ndarray, shape [positions]
+        Acceptance at each position; both 0 or 1, and equal, when greedy.
     prompt : ndarray of int, shape [positions]
         Which prompt each position belongs to, ascending.
     length : int
@@ -148,18 +150,16 @@ def survival_from_runs(agree: NDArray[np.float64], prompt: Ints, length: int) ->
         Starting positions behind each ratio.
     """
     survival, trials = np.ones(length + 1), np.zeros(length, dtype=np.int64)
-    weight = np.ones(len(agree))
+    weight = np.ones(len(last))
     for m in range(length):
-        starts = np.arange(max(len(agree) - m, 0))
+        starts = np.arange(max(len(last) - m, 0))
         inside = starts[prompt[starts] == prompt[starts + m]]
         reached = weight[inside]
         total = float(reached.sum())
         trials[m] = int(np.count_nonzero(reached > 0))
-        ratio = float((reached * agree[inside + m]).sum()) / total if total > 0 else 0.0
-        survival[m + 1] = survival[m] * ratio
-        advanced = np.zeros_like(weight)
-        advanced[inside] = reached * agree[inside + m]
-        weight = advanced
+        survival[m + 1] = survival[m] * (float((reached * last[inside + m]).sum()) / total if total > 0 else 0.0)
+        weight = np.zeros_like(weight)
+        weight[inside] = reached * step[inside + m]
     return survival, trials
 
 
@@ -191,6 +191,8 @@ class Traces:
         Tokens that the lookup drafter proposes there when asked for as many as it can.
     lookup_accepted : mapping of str to ndarray of int
         Per verifier, how many of those are accepted.
+    ratio : mapping of (str, str) to ndarray of float
+        Per (drafter, target), min(1, q/p) of the realised token; empty when greedy.
     """
 
     tokens: Ints
@@ -203,6 +205,7 @@ class Traces:
     overlap: Mapping[tuple[str, str], Floats] = field(default_factory=lambda: MappingProxyType({}))
     proposed: Ints | None = None
     lookup_accepted: Mapping[str, Ints] = field(default_factory=lambda: MappingProxyType({}))
+    ratio: Mapping[tuple[str, str], Floats] = field(default_factory=lambda: MappingProxyType({}))
 
     def __len__(self) -> int:
         """Return the number of positions."""
@@ -232,6 +235,7 @@ class Traces:
             pick(self.overlap),
             None if self.proposed is None else self.proposed[where],
             pick(self.lookup_accepted),
+            pick(self.ratio),
         )
 
     def agreement(self, drafter: str, verifier: str) -> Floats:
@@ -246,7 +250,9 @@ class Traces:
     def acceptance(self, drafter: str, verifier: str, length: int) -> Acceptance:
         """Return the law of (drafter, verifier) for drafts of up to `length` tokens, with its counts."""
         if drafter in self.choice:
-            survival, trials = survival_from_runs(self.agreement(drafter, verifier), self.prompt, length)
+            last = self.agreement(drafter, verifier)
+            step = self.ratio.get((drafter, verifier), last)
+            survival, trials = survival_from_runs(last, step, self.prompt, length)
             return Acceptance(tuple(survival.tolist()), tuple(trials.tolist()))
         if self.proposed is None:
             raise PredictionError(f"expected traces of {drafter}; add it with --draft {drafter} --into profile.json")

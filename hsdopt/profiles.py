@@ -443,7 +443,7 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 _PLAIN = ("tokens", "prompt", "context", "proposed")
 _BY_MODEL = ("choice", "probability", "top", "lookup_accepted")
-_BY_PAIR = ("surprise", "overlap")
+_BY_PAIR = ("surprise", "overlap", "ratio")
 
 
 def _pack_traces(traces: Traces | None) -> dict[str, NDArray[Any]]:
@@ -463,7 +463,7 @@ def _pack_traces(traces: Traces | None) -> dict[str, NDArray[Any]]:
 def _unpack_traces(arrays: Mapping[str, NDArray[Any]], path: Path) -> Traces | None:
     if "tokens" not in arrays:
         return None
-    mappings: dict[str, dict[Any, NDArray[Any]]] = {name: {} for name in (*_BY_MODEL, *_BY_PAIR)}
+    mappings: dict[str, Any] = {name: {} for name in (*_BY_MODEL, *_BY_PAIR)}
     for full, values in arrays.items():
         name, _, rest = full.partition("/")
         if name in mappings and rest.isdigit():
