@@ -1,0 +1,52 @@
+# Every target uses the environment in $(VENV) and makes it first if it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+OUT ?= demo
+export PYTHONSAFEPATH = 1
+
+.PHONY: help demo test environment lint typecheck test-slow validate-all bench gpu-check clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+environment: $(VENV)/.installed  ## the virtual environment, with everything installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	rm -rf build
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[all]" --group test --group lint
+	touch $@
+
+demo: environment  ## profile, solve and validate the built-in models on `mixed`
+	./scripts/demo.sh $(BIN) $(OUT)
+
+test: environment  ## the fast tests (minutes)
+	$(BIN)/pytest
+
+test-slow: environment  ## the tests that need the built-in models or much time
+	$(BIN)/hsdopt models fetch
+	$(BIN)/pytest -m "slow"
+
+validate-all: environment  ## the three workloads in full (up to an hour; continues where it was stopped)
+	./scripts/validate_all.sh $(BIN) validation
+
+bench: environment  ## solver and simulator speed
+	$(BIN)/pytest tests/bench_*.py --benchmark-only
+
+gpu-check: environment  ## the tests that need a CUDA device, and a short profile, solve and validate on it
+	$(BIN)/pytest -m gpu
+	./scripts/gpu_check.sh $(BIN)
+
+lint: environment  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: environment  ## mypy over the package as it ships
+	rm -rf build
+	$(BIN)/python -m pip install --quiet --no-deps --target build/typecheck .
+	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p hsdopt
+
+clean:  ## remove what the targets made (the environment too)
+	rm -rf $(VENV) build dist demo

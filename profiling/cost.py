@@ -1,0 +1,153 @@
+"""Cost samples: timed passes of every model, through the sessions that the runtime uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from hsdopt.costs import CostSample
+from hsdopt.errors import InvalidArgumentError
+from hsdopt.plan import LOOKUP
+from hsdopt.runtime.lookup import Lookup, LookupSession
+from hsdopt.runtime.models import Model
+from hsdopt.runtime.session import Session
+
+__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "measure_costs"]
+
+NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
+"""Numbers of new tokens at which passes are timed."""
+
+_LOOKUP_DRAFT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CostRecord:
+    """One timed pass: model, new tokens, context length, which repeat, seconds."""
+
+    model: str
+    tokens: int
+    context: int
+    repeat: int
+    seconds: float
+
+
+def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
+    """Return three context lengths that span those a workload visits: shortest, middle, longest.
+
+    Examples
+    --------
+    >>> choose_contexts([40, 60, 80], 48)
+    (40, 84, 128)
+    """
+    shortest, longest = min(prompt_lengths), max(prompt_lengths) + max_new_tokens
+    return tuple(sorted({shortest, round((shortest + longest) / 2), longest}))
+
+
+def measure_costs(
+    models: Mapping[str, Model],
+    *,
+    tokens: Sequence[int],
+    contexts: Sequence[int],
+    repeats: int,
+    text: Sequence[int],
+    lookup: Lookup | None = None,
+    done: Iterable[tuple[str, int, int, int]] = (),
+    seed: int = 0,
+) -> Iterable[CostRecord]:
+    """Yield one record per model, number of new tokens, context and repeat.
+
+    Models take turns within a repeat, so that a drifting machine touches all alike; the order of the
+    cells is drawn anew in every repeat.
+
+    Parameters
+    ----------
+    models : mapping of str to Model
+        The networks, by name.
+    tokens, contexts : sequence of int
+        New tokens per pass, and tokens in the cache before it.
+    repeats : int
+        Timings of each cell.
+    text : sequence of int
+        Token ids to fill the caches with; repeated where it is too short.
+    lookup : Lookup, optional
+        Times requests of the lookup drafter too.
+    done : iterable of (model, tokens, context, repeat)
+        Cells measured before.
+    seed : int
+        Of the order.
+    """
+    finished = set(done)
+    longest = max(contexts) + max(tokens)
+    filler = _filler(text, longest)
+    cells = [(context, count) for context in contexts for count in tokens]
+    rng = np.random.default_rng(seed)
+    benches = {
+        (name, context): _Bench(model, filler, context) for name, model in models.items() for context in contexts
+    }
+    for repeat in range(repeats):
+        for context, count in rng.permutation(cells).tolist():
+            for name in models:
+                if (name, count, context, repeat) not in finished and benches[name, context].fits(count):
+                    yield CostRecord(name, count, context, repeat, benches[name, context].time(count))
+        if lookup is not None:
+            for context in contexts:
+                if (LOOKUP, 1, context, repeat) not in finished:
+                    yield CostRecord(LOOKUP, 1, context, repeat, _time_lookup(lookup, filler, context))
+
+
+def collect(records: Iterable[CostRecord]) -> dict[str, tuple[CostSample, ...]]:
+    """Return cost samples per model, timings in the order of their repeats."""
+    cells: dict[tuple[str, int, int], dict[int, float]] = {}
+    for record in records:
+        cells.setdefault((record.model, record.context, record.tokens), {})[record.repeat] = record.seconds
+    samples: dict[str, list[CostSample]] = {}
+    for (name, context, count), timings in sorted(cells.items()):
+        seconds = tuple(timings[repeat] for repeat in sorted(timings))
+        samples.setdefault(name, []).append(CostSample(count, context, seconds))
+    return {name: tuple(taken) for name, taken in samples.items()}
+
+
+class _Bench:
+    """A session whose cache holds exactly `context` tokens before every timed pass."""
+
+    def __init__(self, model: Model, filler: Sequence[int], context: int) -> None:
+        self._session: Session | None = None
+        self._model, self._filler, self._context = model, filler, context
+
+    def fits(self, count: int) -> bool:
+        limit = self._model.max_positions
+        return limit is None or self._context + count <= limit
+
+    def time(self, count: int) -> float:
+        if self._session is None:
+            self._session = self._model.session()
+            self._session.forward(self._filler[: self._context])
+            self._pass(self._session, 1)  # the first pass after a prefill allocates; it is not a sample
+        return self._pass(self._session, count)
+
+    def _pass(self, session: Session, count: int) -> float:
+        session.crop(self._context)
+        session.forward(self._filler[: self._context + count], n_logits=count)
+        return session.passes[-1].seconds
+
+
+def _filler(text: Sequence[int], length: int) -> list[int]:
+    if not text:
+        raise InvalidArgumentError("expected some token ids to fill the caches with; got none")
+    return [text[index % len(text)] for index in range(length)]
+
+
+def _time_lookup(lookup: Lookup, filler: Sequence[int], context: int) -> float:
+    session: LookupSession = lookup.session()
+    session.begin(filler[:context])
+    started = perf_counter()
+    session.extend(filler[context : context + 1])
+    session.propose(_LOOKUP_DRAFT)
+    return perf_counter() - started
+
+
+Progress = Callable[[str, int, int], None]
+"""Called with (what, done, total) as measurements come in."""

@@ -1,0 +1,95 @@
+"""A journal of measurements: every record is on disk before the next one is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hsdopt.errors import ProfileError
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """An append-only file of JSON lines, led by a header that says what is being measured.
+
+    Parameters
+    ----------
+    path : Path
+        Where the journal lies while the measurement is unfinished.
+    header : dict
+        What is measured and how; an existing journal must have an equal one to be continued.
+    resume : bool
+        Continue an existing journal; without it an existing one is refused, so that nothing measured is lost.
+
+    Raises
+    ------
+    ProfileError
+        If there is a journal and `resume` is False, or if its header differs.
+    """
+
+    def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
+        self.path = path
+        self.records: list[dict[str, Any]] = []
+        header = json.loads(json.dumps(header))
+        if path.exists() and path.stat().st_size:
+            if not resume:
+                raise ProfileError(
+                    f"expected no unfinished measurement at {path}; add --resume to continue it, or delete the file"
+                )
+            self._read(header)
+        else:
+            self._append({"header": header})
+
+    def add(self, **record: Any) -> None:  # noqa: ANN401 -- any JSON value
+        """Append one record and flush it to disk.
+
+        Raises
+        ------
+        ProfileError
+            If it cannot be written; what was written before stays.
+        """
+        self._append(record)
+        self.records.append(record)
+
+    def finish(self) -> None:
+        """Delete the journal: its records now stand in the finished file."""
+        self.path.unlink(missing_ok=True)
+
+    def _append(self, record: dict[str, Any]) -> None:
+        try:
+            with self.path.open("ab") as stream:
+                stream.write(json.dumps(record).encode() + b"\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise ProfileError(
+                f"cannot write {self.path}: {error.strerror or error}; what was measured so far is kept: "
+                "make room and continue with --resume"
+            ) from error
+
+    def _read(self, header: dict[str, Any]) -> None:
+        """Read the records; a last line cut short by a kill is dropped from the file."""
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            lines = [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise ProfileError(f"expected JSON lines in {self.path}; {error}: delete it to start afresh") from error
+        if lines and lines[0].get("header") != header:
+            raise ProfileError(_difference(self.path, lines[0].get("header") or {}, header))
+        if len(whole) < len(data):
+            os.truncate(self.path, len(whole))
+        if not lines:
+            self._append({"header": header})
+        self.records = lines[1:]
+
+
+def _difference(path: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
+    key = next((k for k in {**old, **new} if old.get(k) != new.get(k)), "header")
+    return (
+        f"{path} was started with {key} = {old.get(key)!r}; this call says {new.get(key)!r}: "
+        "repeat the first call's options with --resume, or delete the file"
+    )
