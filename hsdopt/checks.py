@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FloatArray: TypeAlias = NDArray[np.float64]
 Acceptance: TypeAlias = float | Sequence[float] | FloatArray
 """An iid rate, or a survival curve: ``S[m]`` is the chance that the first ``m`` tokens are all accepted."""
-CostCurve: TypeAlias = Callable[[int], float]
-Cost: TypeAlias = float | CostCurve
+CostFunction: TypeAlias = Callable[[int], float]
+Cost: TypeAlias = float | CostFunction
 """Seconds of one pass: a constant, or a function of the number of new tokens."""
 
 _ROUNDING = 1e-9  # what a curve averaged from counts, or read back from a file, may be off by
@@ -231,7 +231,7 @@ def as_survival(acceptance: Acceptance, length: int, name: str = "acceptance") -
     return survival[: length + 1]
 
 
-def as_cost(cost: Cost, name: str = "cost") -> CostCurve:
+def as_cost(cost: Cost, name: str = "cost") -> CostFunction:
     """Return the cost of a pass as a function of its new tokens, checked at every call.
 
     Raises

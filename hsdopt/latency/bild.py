@@ -13,7 +13,7 @@ import numpy as np
 
 from hsdopt.checks import (
     Cost,
-    CostCurve,
+    CostFunction,
     FloatArray,
     as_cost,
     check_choice,
@@ -186,7 +186,9 @@ def _rollback_rate(rollback: float, per: str) -> float:
     return check_rate(rollback, "rollback")
 
 
-def _large_pass(large: CostCurve, fallbacks: float, cap: float, tokens: Sequence[float] | FloatArray | None) -> float:
+def _large_pass(
+    large: CostFunction, fallbacks: float, cap: float, tokens: Sequence[float] | FloatArray | None
+) -> float:
     """Return the expected cost of a fallback's pass: of the last output token and the stint's kept tokens."""
     if tokens is None and cap > 0.0:
         raise InvalidArgumentError(

@@ -18,6 +18,7 @@ import numpy as np
 from hsdopt.checks import (
     Acceptance,
     Cost,
+    CostFunction,
     FloatArray,
     as_cost,
     as_survival,
@@ -236,9 +237,7 @@ def passes_per_token(
     >>> passes_per_token([0.5], [2]).tolist()
     [1.1428571428571428, 0.5714285714285714]
     """
-    levels = _levels(acceptances, draft_lengths, convention)
-    per_request = np.array([level.passes for level in levels])
-    return np.asarray(per_request[::-1].cumprod()[::-1])
+    return _passes(_levels(acceptances, draft_lengths, convention))
 
 
 def latency_per_token(
@@ -287,11 +286,9 @@ def latency_per_token(
     """
     levels = _levels(acceptances, draft_lengths, convention)
     check_count(costs, len(levels), "one cost for each model, the target's last")
-    passes = passes_per_token(acceptances, draft_lengths, convention=convention)
-    return sum(
-        float(passed) * level.cost(cost, f"costs[{index}]")
-        for index, (passed, level, cost) in enumerate(zip(passes, levels, costs, strict=True))
-    )
+    curves = [as_cost(cost, f"costs[{i}]") for i, cost in enumerate(costs)]
+    terms = zip(_passes(levels), levels, curves, strict=True)
+    return sum(float(passed) * level.cost(curve) for passed, level, curve in terms if passed > 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,13 +303,15 @@ class _Level:
     below: FloatArray
     above: FloatArray
 
-    def cost(self, cost: Cost, name: str) -> float:
+    def cost(self, curve: CostFunction) -> float:
         """Return the expected cost of one of its passes."""
-        curve = as_cost(cost, name)
-        if self.passes == 0.0:  # a request for no tokens: the model never runs
-            return 0.0
         lengths = np.flatnonzero(self.below)
         return sum(float(self.below[length]) * curve(int(length) + 1) for length in lengths)
+
+
+def _passes(levels: list[_Level]) -> FloatArray:
+    """Return passes per emitted token: a level's passes per request times the requests it gets."""
+    return np.array([level.passes for level in levels])[::-1].cumprod()[::-1]
 
 
 def _levels(
@@ -324,34 +323,36 @@ def _levels(
     lengths = [check_length(length, f"draft_lengths[{i}]") for i, length in enumerate(draft_lengths)]
     if not lengths:
         return [_Level(1.0, _exactly(0), _exactly(1))]
+    checked = [_checked(acceptance, f"acceptances[{i}]") for i, acceptance in enumerate(acceptances)]
     levels = [_Level(float(lengths[0]), _exactly(0), _exactly(lengths[0]))]
-    for index, acceptance in enumerate(acceptances[:-1]):
-        below = levels[-1].above
-        levels.append(_middle(acceptance, below, lengths[index + 1], convention, f"acceptances[{index}]"))
-    levels.append(_target(acceptances[-1], levels[-1].above, f"acceptances[{len(lengths) - 1}]"))
-    return levels
+    for acceptance, owed in zip(checked[:-1], lengths[1:], strict=True):
+        middle = _truncating if convention == "truncate" else _overshooting
+        levels.append(middle(acceptance, levels[-1].above, owed))
+    below = levels[-1].above
+    tokens = float(_survival_of_pass(checked[-1], below).sum())
+    return [*levels, _Level(1.0 / tokens, below, _exactly(1))]
 
 
-def _middle(acceptance: Acceptance, below: FloatArray, owed: int, convention: Convention, name: str) -> _Level:
-    if convention == "truncate":
-        check = as_survival(acceptance, len(below) - 1, name)
-        passes = expected_rounds(acceptance if is_rate(acceptance) else check, len(below) - 1, owed)
-        return _Level(passes, below, _exactly(owed))
-    law = law_from_survival(_survival_of_pass(acceptance, below, name))
+def _checked(acceptance: Acceptance, name: str) -> Acceptance:
+    return check_rate(acceptance, name) if is_rate(acceptance) else check_survival(acceptance, name)
+
+
+def _truncating(acceptance: Acceptance, below: FloatArray, owed: int) -> _Level:
+    return _Level(expected_rounds(acceptance, len(below) - 1, owed), below, _exactly(owed))
+
+
+def _overshooting(acceptance: Acceptance, below: FloatArray, owed: int) -> _Level:
+    law = law_from_survival(_survival_of_pass(acceptance, below))
     masses = renewal_masses(law, owed)
     return _Level(float(masses.sum()), below, _held(masses, law))
 
 
-def _target(acceptance: Acceptance, below: FloatArray, name: str) -> _Level:
-    tokens = float(_survival_of_pass(acceptance, below, name).sum())
-    return _Level(1.0 / tokens, below, _exactly(1))
-
-
-def _survival_of_pass(acceptance: Acceptance, below: FloatArray, name: str) -> FloatArray:
+def _survival_of_pass(acceptance: Acceptance, below: FloatArray) -> FloatArray:
     """Return ``P(A >= m)`` of a pass whose draft has a random length, independent of acceptance."""
-    reach = np.minimum(below[::-1].cumsum()[::-1], 1.0)
+    reach: FloatArray = np.minimum(below[::-1].cumsum()[::-1], 1.0)
     reach[0] = 1.0
-    return as_survival(acceptance, len(below) - 1, name) * reach
+    reach *= as_survival(acceptance, len(below) - 1)
+    return reach
 
 
 def _held(masses: FloatArray, law: FloatArray) -> FloatArray:

@@ -13,7 +13,7 @@ import numpy as np
 from hsdopt.checks import (
     Acceptance,
     Cost,
-    CostCurve,
+    CostFunction,
     as_cost,
     as_survival,
     check_choice,
@@ -259,7 +259,7 @@ def swi(
     return check_nonnegative(tokens, "tokens") / total
 
 
-def _catch_up_cost(drafter: CostCurve, catch_up: CatchUp) -> float:
+def _catch_up_cost(drafter: CostFunction, catch_up: CatchUp) -> float:
     if catch_up == "none":
         return 0.0
     return drafter(1) if catch_up == "sequential" else drafter(2) - drafter(1)
