@@ -73,6 +73,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: hierarchy.latency_per_token([0.1, 1.0], [0.5], [1.5]), r"expected draft_lengths\[0\] to be a whole"),
     (lambda: hierarchy.latency_per_token([-0.1, 1.0], [0.5], [1]), r"expected costs\[0\] to be a finite number"),
     (lambda: hierarchy.latency_per_token([], [], []), "1 in all; got 0"),
+    (lambda: hierarchy.latency_per_token([1, 2], [0.5], [1], catch_up="x"), "expected catch_up to be one of 'none'"),
     (lambda: hierarchy.passes_per_token([0.5], [1], convention="keep"), "expected convention to be one of"),
 ]
 

@@ -6,6 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -287,10 +288,11 @@ def test_a_request_for_nothing_leaves_the_models_below_out(convention: Conventio
     def priceless(tokens: int) -> float:
         raise AssertionError(tokens)
 
-    stack = hierarchy.latency_per_token([priceless, priceless, 2.0], [0.5, 0.5], [3, 0], convention=convention)
-    assert stack == 2.0
-    lower = hierarchy.latency_per_token([priceless, 0.1, 1.0], [0.5, 0.5], [0, 4], convention=convention)
-    assert lower == pytest.approx(speculative.latency_per_token(0.5, 0.1, 1.0, 4), rel=1e-14)
+    how: dict[str, Any] = {"convention": convention, "catch_up": "sequential"}
+    assert hierarchy.latency_per_token([priceless, priceless, 2.0], [0.5, 0.5], [3, 0], **how) == 2.0
+    lower = hierarchy.latency_per_token([priceless, 0.1, 1.0], [0.5, 0.5], [0, 4], **how)
+    single = speculative.latency_per_token(0.5, 0.1, 1.0, 4, catch_up="sequential")
+    assert lower == pytest.approx(single, rel=1e-14)
 
 
 def test_catch_up_by_enumeration() -> None:
@@ -302,3 +304,20 @@ def test_catch_up_by_enumeration() -> None:
         found = speculative.latency_per_token(0.8, costs.__getitem__, 1.0, 3, catch_up=mode)
         assert found == pytest.approx(float(exact), rel=1e-14)
     assert speculative.latency_per_token(0.8, 0.1, 1.0, 0, catch_up="sequential") == 1.0
+
+
+@given(
+    st.lists(st.tuples(rates, st.integers(1, 6)), min_size=1, max_size=3),
+    st.lists(ratios, min_size=4, max_size=4),
+)
+@checked
+def test_overshoot_is_never_slower_at_constant_costs(levels: list[tuple[float, int]], costs: list[float]) -> None:
+    chances, owed = [rate for rate, _ in levels], [length for _, length in levels]
+    stack = (costs[: len(levels) + 1], chances, owed)
+    truncated = hierarchy.latency_per_token(*stack)
+    assert hierarchy.latency_per_token(*stack, convention="overshoot") <= truncated * (1 + 1e-12)
+
+
+def test_overshoot_can_be_slower_on_a_slope() -> None:
+    stack = ([0.02, 0.15, lambda n: 1.0 + 0.5 * max(0, n - 4)], [0.9, 0.6], [3, 3])
+    assert hierarchy.latency_per_token(*stack, convention="overshoot") > hierarchy.latency_per_token(*stack)

@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 _TAIL = 1e-15  # stints longer than this share of them are left out of an average
 
 
-def latency_per_token(  # noqa: PLR0913 - a cycle has this many independent figures, all keyword-only
+def latency_per_token(
     *,
     fallback: float,
     rollback: float,
@@ -139,7 +139,7 @@ def _unit(word: str) -> str:
     return _SHORT_WORDS.get(word, word) if isinstance(word, str) else word
 
 
-def _per_small_pass(  # noqa: PLR0913, PLR0917 - the figures of one cycle
+def _per_small_pass(  # noqa: PLR0917 - the figures of one cycle
     fallback: float, fallback_per: str, rollback: float, rollback_per: str, lost: float, cap: float
 ) -> tuple[float, float, float]:
     """Return fallbacks, rollbacks and kept tokens per small pass."""

@@ -61,7 +61,7 @@ def token_count_pgf(acceptance: Acceptance, draft_length: int, x: float) -> floa
     return float(np.polynomial.polynomial.polyval(check_number(x, "x", "a finite number"), law))
 
 
-def vertical_ewif(  # noqa: PLR0913 - six symbols of one formula, all keyword-only
+def vertical_ewif(
     *,
     acceptance: Acceptance,
     inner_acceptance: Acceptance,

@@ -31,7 +31,9 @@ from hsdopt.checks import (
     is_rate,
 )
 from hsdopt.errors import InvalidArgumentError
+from hsdopt.latency.catch_up import drafted, pending_law, verified
 from hsdopt.latency.laws import law_from_survival, renewal_masses, token_law
+from hsdopt.latency.speculative import CatchUp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,6 +248,7 @@ def latency_per_token(
     draft_lengths: Sequence[int],
     *,
     convention: Convention = "truncate",
+    catch_up: CatchUp = "none",
 ) -> float:
     """Return the expected cost per emitted token of a stack, in the unit of the costs.
 
@@ -261,6 +264,9 @@ def latency_per_token(
         For each of them, the tokens it passes up per request.
     convention
         What a level does with surplus tokens: "truncate" or "overshoot".
+    catch_up
+        What tokens missing from a cache cost, beyond the one that every first pass reads: nothing ("none"), a
+        first pass that reads them too ("parallel"), or one more pass each ("sequential").
 
     Returns
     -------
@@ -275,7 +281,8 @@ def latency_per_token(
     Notes
     -----
     arXiv 2510.19705 for "truncate". "overshoot" carries the law of the length upward and takes every
-    acceptance as independent of it, which real speculative sampling only approximates.
+    acceptance as independent of it, which real speculative sampling only approximates. Catch-up is exact
+    where acceptances are independent from level to level.
 
     Examples
     --------
@@ -285,10 +292,19 @@ def latency_per_token(
     0.334512872
     """
     levels = _levels(acceptances, draft_lengths, convention)
+    check_choice(catch_up, "catch_up", ("none", "parallel", "sequential"))
     check_count(costs, len(levels), "one cost for each model, the target's last")
     curves = [as_cost(cost, f"costs[{i}]") for i, cost in enumerate(costs)]
-    terms = zip(_passes(levels), levels, curves, strict=True)
-    return sum(float(passed) * level.cost(curve) for passed, level, curve in terms if passed > 0.0)
+    passes = _passes(levels)
+    terms = zip(passes, levels, curves, strict=True)
+    total = sum(float(passed) * level.cost(curve) for passed, level, curve in terms if passed > 0.0)
+    if catch_up == "none":
+        return total
+    pending = _pending(levels, acceptances, draft_lengths, truncate=convention == "truncate")
+    return total + sum(
+        float(requests) * level.catch_up_cost(curve, law, catch_up)
+        for requests, level, curve, law in zip(passes[1:], levels[:-1], curves[:-1], pending, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +323,17 @@ class _Level:
         """Return the expected cost of one of its passes."""
         lengths = np.flatnonzero(self.below)
         return sum(float(self.below[length]) * curve(int(length) + 1) for length in lengths)
+
+    def catch_up_cost(self, curve: CostFunction, pending: FloatArray, catch_up: CatchUp) -> float:
+        """Return what a request costs more because ``pending[p]`` is the chance that it lacks ``p`` tokens."""
+        extra = [int(lacking) for lacking in np.flatnonzero(pending) if lacking > 1]
+        if catch_up == "sequential":
+            return sum(float(pending[lacking]) * (lacking - 1) * curve(1) for lacking in extra)
+        return sum(
+            float(pending[lacking] * self.below[length]) * (curve(lacking + int(length)) - curve(1 + int(length)))
+            for lacking in extra
+            for length in np.flatnonzero(self.below)
+        )
 
 
 def _passes(levels: list[_Level]) -> FloatArray:
@@ -331,6 +358,28 @@ def _levels(
     below = levels[-1].above
     tokens = float(_survival_of_pass(checked[-1], below).sum())
     return [*levels, _Level(1.0 / tokens, below, _exactly(1))]
+
+
+def _pending(
+    levels: list[_Level],
+    acceptances: Sequence[Acceptance] | FloatArray,
+    draft_lengths: Sequence[int],
+    *,
+    truncate: bool,
+) -> list[FloatArray]:
+    """Return, for each model below the target, the law of the tokens it lacks when a request reaches it."""
+    passes, laws, chances = _passes(levels), [], list(acceptances)
+    for index, level in enumerate(levels[:-1]):
+        if passes[index] == 0.0:  # never asked for anything
+            laws.append(np.zeros(1))
+            continue
+        passed_up = drafted(level.above)
+        if index > 0:
+            gained = law_from_survival(_survival_of_pass(chances[index - 1], level.below))
+            passed_up = verified(gained, draft_lengths[index], truncate=truncate)
+        above = index + 1
+        laws.append(pending_law(passed_up, chances[index:], draft_lengths[above:], passes[above:], truncate=truncate))
+    return laws
 
 
 def _checked(acceptance: Acceptance, name: str) -> Acceptance:
