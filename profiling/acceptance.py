@@ -31,7 +31,7 @@ class PromptTrace:
         Token ids of the prompt, and of the target's output.
     choice, probability, top : mapping of str to list
         Per model, see `hsdopt.acceptance.Traces`.
-    surprise, overlap, ratio : mapping of "drafter|verifier" to list
+    surprise, overlap, ratio : mapping of "drafter<tab>verifier" to list
         Per pair.
     """
 
@@ -80,8 +80,8 @@ def score_output(
         trace.top[name] = score.top.tolist()
     for drafter, mine in scores.items():
         for verifier, theirs in scores.items():
-            if drafter != verifier and drafter != target:
-                _add_pair(trace, f"{drafter}|{verifier}", mine, theirs, setting, exact=verifier == target)
+            if drafter not in (verifier, target):
+                _add_pair(trace, f"{drafter}\t{verifier}", mine, theirs, setting, exact=verifier == target)
     return trace
 
 
@@ -147,7 +147,9 @@ def assemble(traces: Sequence[PromptTrace], *, lookup: Callable[[int], Lookup] |
         fields[name] = {key: _join([getattr(t, name)[key] for t in traces], float) for key in getattr(traces[0], name)}
     for name in ("surprise", "overlap", "ratio"):
         by_pair = getattr(traces[0], name)
-        fields[name] = {tuple(key.split("|")): _join([getattr(t, name)[key] for t in traces], float) for key in by_pair}
+        fields[name] = {
+            tuple(key.split("\t")): _join([getattr(t, name)[key] for t in traces], float) for key in by_pair
+        }
     if lookup is not None:
         fields |= _lookup_fields(traces, lookup)
     return Traces(**fields)
