@@ -142,7 +142,7 @@ def optimal_hierarchy(
     return solve_arrays(hierarchy_arrays(pool), max_levels=max_levels)
 
 
-def best_hierarchies(  # noqa: PLR0913  # the options are keyword-only
+def best_hierarchies(  # the options are keyword-only
     costs: Sequence[Cost] | FloatArray,
     acceptance: ArrayLike,
     max_draft_length: int,
