@@ -8,5 +8,6 @@ the new tokens of a pass. All lists run from the bottom of a stack to the target
 from __future__ import annotations
 
 from hsdopt.latency import bild, cascade, hierarchy, speculative
+from hsdopt.latency.expected import Estimate, expected_latency
 
-__all__ = ["bild", "cascade", "hierarchy", "speculative"]
+__all__ = ["Estimate", "bild", "cascade", "expected_latency", "hierarchy", "speculative"]
