@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hsdopt.checks import CostFunction
-from hsdopt.latency import hierarchy, speculative
+from hsdopt.latency import cascade, hierarchy, speculative
 from hsdopt.latency.hierarchy import Convention
 
 
@@ -20,6 +20,7 @@ class Stack:
     lengths: list[int]
     curves: list[CostFunction]
     truncate: bool
+    rounds: int | None = None
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(3))
     seconds: float = 0.0
 
@@ -41,9 +42,10 @@ class Stack:
             for drawn in range(self.lengths[0]):
                 self.forward(0, base + drawn)
             return self.lengths[0]
-        held, owed = 0, self.lengths[level]
-        while held < owed:
+        held, owed, passes = 0, self.lengths[level], 0
+        while (held < owed) if self.rounds is None else (passes < self.rounds):
             held += self.verify(level, base + held)
+            passes += 1
         if not self.truncate:
             return held
         self.crop(level, base + owed)
@@ -65,6 +67,12 @@ class Stack:
     def crop(self, level: int, length: int) -> None:
         for model in range(level + 1):
             self.read[model] = min(self.read[model], length)
+
+
+def deviation(found: float, seconds: np.ndarray, tokens: np.ndarray) -> float:
+    """How many standard errors the simulated ratio is off, by batch means."""
+    batches = (seconds - found * tokens).reshape(60, -1).mean(axis=1)
+    return float(batches.mean() / batches.std(ddof=1) * np.sqrt(len(batches)))
 
 
 CURVES: list[CostFunction] = [
@@ -91,10 +99,7 @@ def test_parallel_catch_up_is_exact(rates: list[float], lengths: list[int], conv
     stack = Stack(rates, lengths, curves, truncate=convention == "truncate")
     seconds, tokens = stack.run(6000).T
     found = hierarchy.latency_per_token(curves, rates, lengths, convention=convention, catch_up="parallel")
-    # the ratio's standard error by the delta method; rounds are almost independent
-    errors = (seconds - found * tokens) / tokens.mean()
-    batches = errors.reshape(60, -1).mean(axis=1)
-    assert abs(batches.mean()) < 4 * batches.std(ddof=1) / np.sqrt(len(batches))
+    assert abs(deviation(found, seconds, tokens)) < 4.0
     plain = hierarchy.latency_per_token(curves, rates, lengths, convention=convention)
     assert found > plain
 
@@ -118,3 +123,57 @@ def test_extreme_rates(rate: float) -> None:
     seconds, tokens = stack.run(400)[1:].sum(axis=0)
     found = hierarchy.latency_per_token(CURVES[1:], [rate, rate], [2, 6], catch_up="parallel")
     assert found == pytest.approx(seconds / tokens, rel=1e-12)
+
+
+@pytest.mark.parametrize(("rounds", "length"), [(1, 3), (2, 1), (3, 2), (2, 0)])
+def test_vertical_catch_up_is_exact(rounds: int, length: int) -> None:
+    stack = Stack([0.8, 0.9], [length, 0], CURVES[:2] + CURVES[3:], truncate=False, rounds=rounds)
+    seconds, tokens = stack.run(6000).T
+    found = cascade.vertical_latency_per_token(
+        acceptance=0.9,
+        inner_acceptance=0.8,
+        rounds=rounds,
+        inner_draft_length=length,
+        inner_cost=CURVES[0],
+        drafter_cost=CURVES[1],
+        target_cost=CURVES[3],
+        catch_up="parallel",
+    )
+    assert abs(deviation(found, seconds, tokens)) < 4.0
+
+
+def simulate_row(row: list[tuple[float, int]], curves: list[CostFunction], rounds: int) -> np.ndarray:
+    rng, read, written, records = np.random.default_rng(4), [0] * len(row), 1, []
+    chances = [rate for rate, length in row for _ in range(length)]
+    for _ in range(rounds):
+        seconds, position = curves[-1](len(chances) + 1), written
+        for index, (_, length) in enumerate(row):
+            for _ in range(length):
+                seconds += curves[index](position - read[index])
+                read[index] = position
+                position += 1
+        accepted = next((i for i, chance in enumerate(chances) if rng.random() >= chance), len(chances))
+        read = [min(length, written + accepted) for length in read]
+        written += accepted + 1
+        records.append((seconds, accepted + 1))
+    return np.array(records)
+
+
+@pytest.mark.parametrize(
+    "row", [[(0.8, 3)], [(0.9, 2), (0.8, 3)], [(0.95, 1), (0.9, 1), (0.9, 4)], [(0.9, 0), (0.9, 2)]]
+)
+def test_row_catch_up_is_exact(row: list[tuple[float, int]]) -> None:
+    curves = [*CURVES[: len(row)], CURVES[-1]]
+    seconds, tokens = simulate_row(row, curves, 6000).T
+    segments = [(rate, curve, length) for (rate, length), curve in zip(row, curves, strict=False)]
+    found = cascade.horizontal_latency_per_token(segments, curves[-1], catch_up="parallel")
+    assert abs(deviation(found, seconds, tokens)) < 4.0
+
+
+def test_constant_costs_give_the_ewif() -> None:
+    row = [(0.9, 0.3, 1), (0.7, 0.1, 2), (0.4, 0.005, 6)]
+    assert 1.0 / cascade.horizontal_latency_per_token(row, 1.0) == pytest.approx(cascade.horizontal_ewif(row))
+    assert cascade.horizontal_latency_per_token([], CURVES[-1], catch_up="sequential") == CURVES[-1](1)
+    shared = {"acceptance": 0.7, "inner_acceptance": 0.6, "inner_draft_length": 3, "target_cost": 2.0}
+    idle = cascade.vertical_latency_per_token(**shared, rounds=0, inner_cost=1.0, drafter_cost=1.0, catch_up="parallel")
+    assert idle == 2.0

@@ -15,11 +15,53 @@ With acceptances independent from level to level, the deficit is followed exactl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from hsdopt.checks import Acceptance, FloatArray, as_survival
+from hsdopt.checks import Acceptance, CostFunction, FloatArray, as_survival, check_choice
 from hsdopt.latency.laws import law_from_survival, renewal_masses
+
+CatchUp: TypeAlias = Literal["none", "parallel", "sequential"]
+
+
+def check_catch_up(catch_up: str) -> None:
+    """Raise an error unless the word is a way to pay for missing tokens.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not.
+    """
+    check_choice(catch_up, "catch_up", ("none", "parallel", "sequential"))
+
+
+def catch_up_seconds(pending: FloatArray, curve: CostFunction, draft_length: int, catch_up: CatchUp) -> float:
+    """Return what requests cost more for the tokens that a model lacks beyond the first.
+
+    Parameters
+    ----------
+    pending
+        ``[p]``: how many requests find the model lacking ``p`` tokens.
+    curve
+        Cost of one of its passes.
+    draft_length
+        Tokens that its first pass verifies; 0 for a model that verifies nothing.
+    catch_up
+        "none", "parallel" (the first pass reads them too) or "sequential" (one more pass each).
+
+    Returns
+    -------
+    float
+        In the unit of the cost.
+    """
+    if catch_up == "none":
+        return 0.0
+    extra = [(float(pending[lacking]), int(lacking) - 1) for lacking in np.flatnonzero(pending) if lacking > 1]
+    if catch_up == "sequential":
+        return sum(requests * more * curve(1) for requests, more in extra)
+    usual = draft_length + 1
+    return sum(requests * (curve(usual + more) - curve(usual)) for requests, more in extra)
 
 
 def pending_law(
@@ -50,13 +92,11 @@ def pending_law(
     numpy.ndarray
         ``[p]`` is the chance of ``p`` tokens; at least 1 is lacking.
     """
-    most = len(passed_up) + len(acceptances)  # each level adds at most one
-    pending, joint = np.zeros(most), np.zeros((most, passed_up.shape[1]))
-    joint[: len(passed_up)] = passed_up
+    pending, joint = np.zeros(len(passed_up) + len(acceptances)), passed_up
     for acceptance, owed, requests in zip(acceptances[:-1], draft_lengths, passes[1:], strict=True):
-        going_on, joint = _within_request(_after_pass(joint, acceptance), owed, truncate=truncate)
-        pending += requests * going_on
-    pending += passes[-1] * _after_pass(joint, acceptances[-1]).sum(axis=1)
+        going_on, joint = _within_request(after_pass(joint, acceptance), owed, truncate=truncate)
+        pending[: len(going_on)] += requests * going_on
+    pending += passes[-1] * after_pass(joint, acceptances[-1]).sum(axis=1)
     return np.asarray(pending / pending.sum())
 
 
@@ -70,11 +110,11 @@ def verified(law: FloatArray, owed: int, *, truncate: bool) -> FloatArray:
     return _within_request(drafted(law), owed, truncate=truncate)[1]
 
 
-def _after_pass(joint: FloatArray, acceptance: Acceptance) -> FloatArray:
-    """Return ``[d, n]``: the pass gained ``n`` tokens and leaves the model lacking ``d`` tokens."""
+def after_pass(joint: FloatArray, acceptance: Acceptance) -> FloatArray:
+    """Return ``[d, n]`` once the ``[d, n]`` passed up is verified: ``d`` lacking after a pass that gained ``n``."""
     deficits, longest = joint.shape[0], joint.shape[1] - 1
     survival = as_survival(acceptance, longest)
-    after = np.zeros((deficits, longest + 2))
+    after = np.zeros((deficits + 1, longest + 2))
     for lacking, length in np.argwhere(joint):
         law = law_from_survival(survival[: length + 1])
         gained = np.arange(1, length + 2)

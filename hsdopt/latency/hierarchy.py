@@ -31,9 +31,8 @@ from hsdopt.checks import (
     is_rate,
 )
 from hsdopt.errors import InvalidArgumentError
-from hsdopt.latency.catch_up import drafted, pending_law, verified
+from hsdopt.latency.catch_up import CatchUp, catch_up_seconds, check_catch_up, drafted, pending_law, verified
 from hsdopt.latency.laws import law_from_survival, renewal_masses, token_law
-from hsdopt.latency.speculative import CatchUp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -292,7 +291,7 @@ def latency_per_token(
     0.334512872
     """
     levels = _levels(acceptances, draft_lengths, convention)
-    check_choice(catch_up, "catch_up", ("none", "parallel", "sequential"))
+    check_catch_up(catch_up)
     check_count(costs, len(levels), "one cost for each model, the target's last")
     curves = [as_cost(cost, f"costs[{i}]") for i, cost in enumerate(costs)]
     passes = _passes(levels)
@@ -326,14 +325,8 @@ class _Level:
 
     def catch_up_cost(self, curve: CostFunction, pending: FloatArray, catch_up: CatchUp) -> float:
         """Return what a request costs more because ``pending[p]`` is the chance that it lacks ``p`` tokens."""
-        extra = [int(lacking) for lacking in np.flatnonzero(pending) if lacking > 1]
-        if catch_up == "sequential":
-            return sum(float(pending[lacking]) * (lacking - 1) * curve(1) for lacking in extra)
-        return sum(
-            float(pending[lacking] * self.below[length]) * (curve(lacking + int(length)) - curve(1 + int(length)))
-            for lacking in extra
-            for length in np.flatnonzero(self.below)
-        )
+        lengths = np.flatnonzero(self.below)
+        return sum(float(self.below[n]) * catch_up_seconds(pending, curve, int(n), catch_up) for n in lengths)
 
 
 def _passes(levels: list[_Level]) -> FloatArray:

@@ -6,28 +6,25 @@ curves. Draft length 0 is the target's own autoregression, always a candidate.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hsdopt.checks import (
     Acceptance,
     Cost,
-    CostFunction,
     as_cost,
     as_survival,
-    check_choice,
     check_cost,
     check_count,
     check_length,
     check_nonnegative,
 )
 from hsdopt.errors import InvalidArgumentError
+from hsdopt.latency.catch_up import CatchUp, catch_up_seconds, check_catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-CatchUp: TypeAlias = Literal["none", "parallel", "sequential"]
 
 _TIE = 1e-12  # relative gap under which two draft lengths count as equally good
 
@@ -176,14 +173,14 @@ def latency_per_token(
     >>> latency_per_token(1.0, 0.2, 1.0, 3, catch_up="sequential")
     0.45
     """
-    check_choice(catch_up, "catch_up", ("none", "parallel", "sequential"))
+    check_catch_up(catch_up)
     length = check_length(draft_length)
     survival = as_survival(acceptance, length)
     drafter, target = as_cost(drafter_cost, "drafter_cost"), as_cost(target_cost, "target_cost")
     verifying = target(length + 1)
     if length == 0:
         return verifying
-    drafting = length * drafter(1) + float(survival[-1]) * _catch_up_cost(drafter, catch_up)
+    drafting = length * drafter(1) + catch_up_seconds(np.array([0.0, 0.0, survival[-1]]), drafter, 0, catch_up)
     return (drafting + verifying) / float(survival.sum())
 
 
@@ -257,9 +254,3 @@ def swi(
     if total == 0.0:
         raise InvalidArgumentError("expected passes that cost something; got a total cost of 0")
     return check_nonnegative(tokens, "tokens") / total
-
-
-def _catch_up_cost(drafter: CostFunction, catch_up: CatchUp) -> float:
-    if catch_up == "none":
-        return 0.0
-    return drafter(1) if catch_up == "sequential" else drafter(2) - drafter(1)
