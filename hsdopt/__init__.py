@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from hsdopt.latency.expected import Estimate, expected_latency
     from hsdopt.plan import Plan, format_plan, parse_plan
     from hsdopt.profiles import Profile
-    from hsdopt.solvers.solution import Solution, solve
+    from hsdopt.solvers.solution import Solution
+    from hsdopt.solvers.solve import solve
 
 __version__ = "0.1.0"
 
@@ -35,7 +36,7 @@ _HOMES = {
     "expected_latency": "hsdopt.latency.expected",
     "format_plan": "hsdopt.plan",
     "parse_plan": "hsdopt.plan",
-    "solve": "hsdopt.solvers.solution",
+    "solve": "hsdopt.solvers.solve",
 }
 
 

@@ -13,7 +13,7 @@ from hsdopt.acceptance import Ints, Traces
 from hsdopt.profiles import Setting
 from hsdopt.runtime.lookup import Lookup
 from hsdopt.runtime.models import Model
-from hsdopt.runtime.sampling import Sampler
+from hsdopt.runtime.sampling import Sampling
 
 __all__ = ["PromptTrace", "assemble", "score_output"]
 
@@ -98,11 +98,11 @@ class _Scores:
     def of(cls, model: Model, prompt: Sequence[int], tokens: Sequence[int], setting: Setting) -> _Scores:
         sequence = [*prompt, *tokens]
         logits = model.session().forward(sequence[:-1], n_logits=len(tokens)).float()
-        sampler = Sampler.from_setting(setting)
-        processed = sampler.process(logits, [sequence[: len(prompt) + index] for index in range(len(tokens))])
+        sampling = Sampling(**setting.model_dump(exclude={"max_new_tokens"}))
+        choice = sampling.scores(logits, sequence, len(prompt)).argmax(dim=-1)
+        law = sampling.laws(logits, sequence, len(prompt))
         raw = torch.log_softmax(logits, dim=-1)
-        law = torch.softmax(processed, dim=-1)
-        return cls(raw, law, processed.argmax(dim=-1), raw.amax(dim=-1).exp())
+        return cls(raw, law, choice, raw.amax(dim=-1).exp())
 
     def realised(self, tokens: Sequence[int]) -> list[float]:
         index = torch.tensor(tokens, device=self.law.device)[:, None]

@@ -19,7 +19,7 @@ from hsdopt.profiling.cost import NEW_TOKENS, CostRecord, choose_contexts, colle
 from hsdopt.profiling.hardware import provenance
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.workload import Prompt, Workload, render
-from hsdopt.runtime.generate import generate
+from hsdopt.runtime import generate
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.models import Model, check_vocabulary
 

@@ -13,8 +13,8 @@ import torch
 from hsdopt.plan import Plan, format_plan
 from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
+from hsdopt.runtime import generate
 from hsdopt.runtime.events import Generation
-from hsdopt.runtime.generate import generate
 from hsdopt.runtime.models import Model
 
 __all__ = ["MeasuredRun", "measure_plans"]
@@ -156,16 +156,17 @@ def _run(plan: Plan, models: Mapping[str, Model], prompt: Sequence[int], setting
 
 def _measured(output: Generation, text: str, prompt: int, repeat: int, *, order: int) -> MeasuredRun:
     groups: dict[tuple[str, int], list[float]] = {}
-    for event in output.passes:
-        groups.setdefault((event.model, event.new_tokens), []).append(event.seconds)
+    for event in output.events:
+        if event.kind in ("pass", "lookup"):  # a request to a lookup drafter is one "pass" of one token
+            groups.setdefault((event.model, max(1, event.new_tokens)), []).append(event.seconds)
     return MeasuredRun(
         plan=text,
         prompt=prompt,
         repeat=repeat,
         order=order,
         output=tuple(output.tokens),
-        seconds=output.decode_seconds,
-        prefill_seconds=output.prefill_seconds,
+        seconds=output.seconds.decode,
+        prefill_seconds=output.seconds.prefill,
         passes=tuple((name, count, len(times), sum(times)) for (name, count), times in sorted(groups.items())),
-        tokens_per_pass=output.tokens_per_pass,
+        tokens_per_pass=output.counters.tokens_per_pass,
     )
