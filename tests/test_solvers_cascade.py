@@ -112,14 +112,15 @@ def test_segments_are_the_best_of_all_rows(by_length: bool) -> None:  # noqa: FB
     rng = np.random.default_rng(24)
     used = []
     for _ in range(60):
-        drafters, longest = int(rng.integers(1, 4)), int(rng.integers(1, 6))
-        curves = rng.uniform(0.3, 1, (drafters, longest, longest + 1))
+        drafters, longest = int(rng.integers(1, 4)), int(rng.integers(1, 7))
+        low = np.array([0.8, 0.5, 0.2])[:drafters, np.newaxis, np.newaxis]
+        curves = rng.uniform(low, 1, (drafters, longest, longest + 1))
         curves[..., 0] = 1
         curves = curves.cumprod(axis=2)
         curves = curves if by_length else np.broadcast_to(curves[:, :1], curves.shape)
-        cost = rng.uniform(0, 0.2, (drafters, longest)).cumsum(axis=1) * rng.integers(0, 2, (drafters, 1))
+        cost = rng.uniform(0, 0.3, (drafters, longest)).cumsum(axis=1) * np.array([1, 0.2, 0.02])[:drafters, np.newaxis]
         cost[rng.random(cost.shape) < 0.1] = np.inf
-        passes = 1 + rng.uniform(-0.1, 0.3, longest + 1)
+        passes = 1 + rng.uniform(-0.02, 0.05, longest + 1)
         limit = int(rng.integers(1, drafters + 1))
         row = optimal_segments(
             cost,
@@ -132,7 +133,8 @@ def test_segments_are_the_best_of_all_rows(by_length: bool) -> None:  # noqa: FB
         assert row.latency == pytest.approx(best, rel=1e-12)
         assert row_latency(row.segments, cost, curves, passes) == pytest.approx(row.latency, rel=1e-12)
         used.append(len(row.segments))
-    assert used.count(2) + used.count(3) > 10
+    assert used.count(2) > 5
+    assert used.count(3) > 3
 
 
 def test_segments_at_constant_costs_are_the_row() -> None:

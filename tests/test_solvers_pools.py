@@ -63,7 +63,10 @@ def random_pool(rng: np.random.Generator, models: int) -> tuple[Costs, np.ndarra
 
 
 def value_of(
-    stack: Hierarchy, costs: Costs, rates: np.ndarray, convention: Literal["truncate", "overshoot"] = "truncate"
+    stack: Hierarchy,
+    costs: Costs,
+    rates: np.ndarray,
+    convention: Literal["truncate", "overshoot"] = "truncate",
 ) -> float:
     """The latency of a reported stack, from the formula for one stack."""
     steps = [rates[j][i] for j, i in pairwise(stack.models)]
