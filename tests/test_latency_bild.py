@@ -162,7 +162,11 @@ def test_limits() -> None:
     units = {"fallback_per": "small_pass", "rollback_per": "call"}
     assert bild.latency_per_token(fallback=0.0, **shared, **units) == SMALL
     assert bild.latency_per_token(fallback=1.0, **shared, **units) == SMALL + LARGE
+    every_pass = bild.latency_per_token(fallback=1.0, **(shared | {"large_cost": large_cost}), **units)
+    assert every_pass == SMALL + large_cost(1)
     assert bild.speedup(latency=0.5, large_cost=large_cost) == 2.0
+    with pytest.raises(InvalidArgumentError, match="expected a latency above 0"):
+        bild.speedup(latency=0.0, large_cost=LARGE)
 
 
 @pytest.mark.parametrize(
