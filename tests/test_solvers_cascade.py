@@ -134,7 +134,7 @@ def test_segments_are_the_best_of_all_rows(by_length: bool) -> None:  # noqa: FB
         assert row_latency(row.segments, cost, curves, passes) == pytest.approx(row.latency, rel=1e-12)
         used.append(len(row.segments))
     assert used.count(2) > 5
-    assert used.count(3) > 3
+    assert max(used) == 3
 
 
 def test_segments_at_constant_costs_are_the_row() -> None:

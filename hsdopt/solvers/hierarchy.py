@@ -40,6 +40,7 @@ __all__ = [
 ]
 
 _TIE = 1e-13  # relative: sums in another order differ by less
+_CACHED = 1 << 16  # numbers: what is worked on at once stays in the cache
 _SMALL_TABLE = 1 << 20  # numbers: below this one table for all pairs is faster than one for each verifier
 
 
@@ -304,12 +305,25 @@ def _serve(arrays: HierarchyArrays, verifier: int, below: _Table, table: _Table)
     once = arrays.verify[:drafters, verifier] + below.cost[:drafters]
     if arrays.order == "any":
         once[verifier] = math.inf
-    options = (rounds * once[:, :, np.newaxis]).reshape(-1, longest)
-    chosen, best = _choose(options, below.rank[:drafters].reshape(-1))
-    tokens = np.flatnonzero(best * (1 + _TIE) < table.cost[verifier])
-    table.cost[verifier, tokens] = best[tokens]
-    table.draft[verifier, tokens] = chosen[tokens]
-    table.rank[verifier, tokens] = below.rank.reshape(-1)[chosen[tokens]] + _step(arrays) + tokens + 1
+    chunk = max(1, _CACHED // longest**2)
+    for start in range(0, drafters, chunk):
+        part = slice(start, min(start + chunk, drafters))
+        options = (rounds[part] * once[part, :, np.newaxis]).reshape(-1, longest)
+        chosen, best = _choose(options, below.rank[part].reshape(-1))
+        chosen += start * longest
+        ranks = below.rank.reshape(-1)[chosen] + _step(arrays) + np.arange(1, longest + 1)
+        wins = _wins(best, ranks, table.cost[verifier], table.rank[verifier])
+        table.cost[verifier, wins] = best[wins]
+        table.rank[verifier, wins] = ranks[wins]
+        table.draft[verifier, wins] = chosen[wins]
+
+
+def _wins(
+    cost: FloatArray, rank: NDArray[np.int64], best: FloatArray, best_rank: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Return where an option beats the best so far, ties by rank."""
+    lower, tied = cost < best * (1 - _TIE), cost <= best * (1 + _TIE)
+    return np.asarray(lower | (tied & (rank < best_rank)))
 
 
 def _choose(options: FloatArray, rank: NDArray[np.int64]) -> tuple[NDArray[np.int64], FloatArray]:
@@ -360,7 +374,7 @@ def _improve(table: _Table, state: int, options: FloatArray, candidates: NDArray
     cost, rank, draft = (part.reshape(-1) for part in (table.cost, table.rank, table.draft))
     new = options.reshape(-1)[candidates]
     ranks = rank[state] + (table.cost.size + 1) + candidates % table.cost.shape[1] + 1
-    wins = (new < cost[candidates] * (1 - _TIE)) | (ranks < rank[candidates])
+    wins = _wins(new, ranks, cost[candidates], rank[candidates])
     better: NDArray[np.intp] = candidates[wins]
     cost[better], rank[better], draft[better] = new[wins], ranks[wins], state
     return better
