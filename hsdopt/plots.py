@@ -1,0 +1,574 @@
+"""Every figure of hsdopt: functions of a report or a profile that take ``ax=None`` and return the Axes.
+
+Reports are the dictionaries of report.json, so that a figure can be drawn again from the file alone.
+Colours are those of Okabe and Ito, darkened where they also colour text, and never the only sign: lines
+differ in their markers as well. The target is always black. Nothing here changes matplotlib's global settings.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from scipy.optimize import isotonic_regression
+
+from hsdopt.errors import InvalidArgumentError, PredictionError
+from hsdopt.plan import LOOKUP
+from hsdopt.profiles import Profile, atomic_write
+
+__all__ = [
+    "acceptance_by_position",
+    "acceptance_heatmap",
+    "cost_curves",
+    "elide",
+    "profile_figures",
+    "report_figures",
+    "save_figure",
+    "simulated_against_real",
+    "speedups",
+    "style",
+    "where_the_time_goes",
+]
+
+P = ParamSpec("P")
+Report = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+_BLUE, _RED, _GREY, _PALE = "#0072B2", "#D55E00", "#5F5F5F", "#DADADA"
+_PALETTE = (_BLUE, _RED, "#00865F", "#A64D83", "#B07900", "#3B9DD8", "#6B4F1D", "#6A51A3")
+_TARGET = "#222222"
+_MARKERS = "osD^vPX*"
+_TEXT = 9.0
+_STYLE: dict[Any, Any] = {
+    "font.size": _TEXT,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": _TEXT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": _GREY,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E8E8E8",
+    "grid.linewidth": 0.7,
+    "xtick.color": _GREY,
+    "ytick.color": _GREY,
+    "xtick.labelcolor": "#222222",
+    "ytick.labelcolor": "#222222",
+    "legend.frameon": False,
+    "legend.fontsize": _TEXT,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": "white",
+    "axes.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.hashsalt": "hsdopt",
+}
+_WIDTH = 6.6
+"""Inches: the widest figure whose 9-point text a phone still shows legibly."""
+
+_TABLE = "hsdopt_table"
+"""The attribute of an Axes under which a figure keeps the data that it shows."""
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Apply the look of hsdopt's figures inside a with block, and only there."""
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def _styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
+    """Let `draw` run under `style`."""
+
+    @wraps(draw)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Axes:
+        with style():
+            return draw(*args, **kwargs)
+
+    return wrapped
+
+
+def elide(text: str, width: int = 40) -> str:
+    """Return `text` with its middle left out if it is longer than `width`.
+
+    Examples
+    --------
+    >>> elide("target(drafter-with-a-long-name:8)", 20)
+    'target(draf…-name:8)'
+    """
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 3 // 5
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+@_styled
+def simulated_against_real(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return predicted against measured time per token, one point per plan and predictor.
+
+    Horizontal bars are the measured intervals, the band is 5 % around equality. Labels belong to the
+    points of the report's main predictor.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If no plan of the report was predicted.
+    """
+    rows = [row for row in report["plans"] if row["predicted"]]
+    if not rows:
+        raise InvalidArgumentError("expected at least one predicted plan in the report; got none")
+    axes = _axes(ax, max(5.0, 0.2 * len(rows) + 1.2), _WIDTH + 0.8)
+    primary = report["summary"]["predictor"]
+    names = sorted({name for row in rows for name in row["predicted"]}, key=lambda name: (name != primary, name))
+    low, high = _span([value for row in rows for value in _times(row)])
+    line = np.array([low, high])
+    axes.plot(line, line, color=_GREY, linewidth=1, zorder=1)
+    for number, name in enumerate(names):
+        _predictor_points(axes, rows, name, number)
+    axes.fill_between(line, 0.95 * line, 1.05 * line, color="#EFEFEF", zorder=0, label="within 5 %")
+    axes.set(xlim=(low, high), ylim=(low, high), xlabel="measured, ms per token", ylabel="predicted, ms per token")
+    _log_axes(axes)
+    axes.set_title("Predicted against measured")
+    axes.legend(loc="upper left")
+    shown = primary if all(primary in row["predicted"] for row in rows) else None
+    points = [(1e3 * row["measured_seconds_per_token"], _shown(row, shown)) for row in rows]
+    _label_column(axes, points, [elide(row["plan"], 36) for row in rows], [_ink(row, report) for row in rows])
+    _keep(axes, [_flat(row) for row in rows])
+    return axes
+
+
+@_styled
+def speedups(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return the measured speed-up of every plan over the target alone, with intervals, fastest on top.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json.
+    ax : Axes, optional
+    """
+    rows = sorted(report["plans"], key=lambda row: row["speedup"])
+    axes = _axes(ax, 0.27 * len(rows) + 1.3)
+    place, values = np.arange(len(rows)), [row["speedup"] for row in rows]
+    axes.barh(place, values, color=[_bar_colour(row, report) for row in rows], height=0.68)
+    bounds = [row["speedup_interval"] or [row["speedup"]] * 2 for row in rows]
+    lengths = np.abs(np.array([[value - low, high - value] for value, (low, high) in zip(values, bounds, strict=True)]))
+    axes.errorbar(values, place, xerr=lengths.T, fmt="none", ecolor=_TARGET, elinewidth=1, capsize=2)
+    for y, (value, (_, high)) in enumerate(zip(values, bounds, strict=True)):
+        axes.annotate(f"{value:.2f}", (max(value, high), y), (5, 0), textcoords="offset points", va="center")
+    axes.axvline(1, color=_TARGET, linewidth=1, linestyle=(0, (4, 3)))
+    axes.set(xlim=(0, 1.14 * max(high for _, high in bounds)), ylim=(-0.7, len(rows) - 0.3))
+    _plan_ticks(axes, rows, report)
+    axes.set_xlabel("speed-up (dashed line: the target alone)")
+    axes.set_title("Measured speed-up")
+    _keep(axes, [_columns(row, "plan", "family", "speedup", "speedup_interval") for row in reversed(rows)])
+    return axes
+
+
+@_styled
+def where_the_time_goes(report: Report, *, models: Sequence[str] = (), ax: Axes | None = None) -> Axes:
+    """Return each plan's time per token, stacked by the model that spent it, fastest on top.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json; plans whose passes were not logged are one grey bar.
+    models : sequence of str
+        All models of the profile, so that each keeps its colour from figure to figure.
+    ax : Axes, optional
+    """
+    rows = sorted(report["plans"], key=lambda row: -row["measured_seconds_per_token"])
+    axes = _axes(ax, 0.27 * len(rows) + 1.9)
+    target = report["summary"]["autoregression"].strip('"')
+    used = sorted({name for row in rows for name in row["seconds_by_model"]}, key=lambda name: (name != target, name))
+    colours = model_colours(models or used, target)
+    left = np.zeros(len(rows))
+    for model in used:
+        width = np.array([1e3 * row["seconds_by_model"].get(model, 0.0) for row in rows])
+        label = elide(model, 26)
+        axes.barh(range(len(rows)), width, left=left, color=colours[model], height=0.68, label=label, edgecolor="white")
+        left += width
+    rest = np.maximum([1e3 * row["measured_seconds_per_token"] for row in rows] - left, 0)
+    if rest.sum() > 0.001 * left.sum():
+        axes.barh(range(len(rows)), rest, left=left, color=_PALE, height=0.68, label="outside the passes")
+    axes.set(xlim=(0, None), ylim=(-0.7, len(rows) - 0.3), xlabel="measured, ms per token")
+    _plan_ticks(axes, rows, report)
+    axes.set_title("Where the time goes", pad=6)
+    if used:
+        axes.legend(loc="upper right", bbox_to_anchor=(1, -0.55 / (0.27 * len(rows) + 0.6)), ncols=3, borderaxespad=0)
+    _keep(axes, [{"plan": row["plan"], **row["seconds_by_model"], **_outside(row)} for row in reversed(rows)])
+    return axes
+
+
+@_styled
+def cost_curves(
+    profile: Profile, *, relative: bool = False, context: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """Return the cost of one pass against its new tokens, one line per model.
+
+    Parameters
+    ----------
+    profile : Profile
+    relative : bool
+        In units of the model's own one-token pass instead of milliseconds.
+    context : float, optional
+        Tokens in the cache; by default the mean that the target's output visited.
+    ax : Axes, optional
+    """
+    axes = _axes(ax, 4.2)
+    colours, ends, rows = model_colours(profile.names, profile.target), [], []
+    unit = "relative_cost" if relative else "milliseconds"
+    longest = max((curve.tokens[-1] for curve in profile.costs.values() if not curve.constant), default=8)
+    for number, name in enumerate(profile.names):
+        counts, seconds = _cost_line(profile, name, longest, context)
+        values = seconds / seconds[0] if relative and seconds[0] > 0 else 1e3 * seconds
+        if relative and profile.cost(name).constant:
+            continue
+        marker = "" if profile.cost(name).constant else _MARKERS[number % len(_MARKERS)]
+        axes.plot(counts, values, color=colours[name], marker=marker, markersize=3.5, clip_on=False)
+        ends.append((float(counts[-1]), float(values[-1]), name))
+        pairs = zip(counts.tolist(), values.tolist(), strict=True)
+        rows += [{"model": name, "new_tokens": int(n), unit: value} for n, value in pairs]
+    axes.set(xlim=(0, longest), ylim=(0, None), xlabel="new tokens in the pass")
+    axes.set_ylabel("cost of a pass, its one-token pass = 1" if relative else "cost of a pass, ms")
+    axes.set_title("Pass cost, relative" if relative else "Pass cost")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _label_column(axes, [end[:2] for end in ends], [elide(end[2], 24) for end in ends], [colours[e[2]] for e in ends])
+    _keep(axes, rows)
+    return axes
+
+
+@_styled
+def acceptance_heatmap(profile: Profile, *, ax: Axes | None = None) -> Axes:
+    """Return the acceptance rate of every drafter (rows) by every verifier (columns), per cent.
+
+    Parameters
+    ----------
+    profile : Profile
+    ax : Axes, optional
+    """
+    verifiers = [name for name in profile.names if name != LOOKUP]
+    drafters = profile.drafters or (profile.target,)
+    rates = np.array([[_rate(profile, drafter, verifier) for verifier in verifiers] for drafter in drafters])
+    size = 0.42 * len(drafters)
+    axes = _axes(ax, size + 1.9, min(_WIDTH, 2.6 + 0.62 * len(verifiers)))
+    image = axes.imshow(np.ma.masked_invalid(rates), vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axes.set_facecolor("#F2F2F2")
+    for (y, x), rate in np.ndenumerate(rates):
+        dark = np.isfinite(rate) and rate > 0.6
+        text = f"{100 * rate:.0f}" if np.isfinite(rate) else "-"
+        axes.text(x, y, text, ha="center", va="center", color="white" if dark else _TARGET)
+    axes.set_xticks(range(len(verifiers)), [elide(name, 20) for name in verifiers], rotation=40, ha="right")
+    axes.set_yticks(range(len(drafters)), [elide(name, 20) for name in drafters])
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set(xlabel="verifier", ylabel="drafter")
+    axes.set_title("Acceptance rate, %")
+    bar = axes.figure.colorbar(image, ax=axes, format=PercentFormatter(1, symbol=""), shrink=0.9, pad=0.03)
+    bar.outline.set_visible(False)
+    _keep(axes, [_heat_row(drafters[y], verifiers[x], rate) for (y, x), rate in np.ndenumerate(rates)])
+    return axes
+
+
+@_styled
+def acceptance_by_position(
+    profile: Profile, *, verifier: str | None = None, max_length: int = 12, ax: Axes | None = None
+) -> Axes:
+    """Return, per drafter, the chance that the first m drafted tokens are all accepted.
+
+    Parameters
+    ----------
+    profile : Profile
+    verifier : str, optional
+        Whose review; by default the target's.
+    max_length : int
+        The longest draft shown.
+    ax : Axes, optional
+    """
+    verifier = profile.target if verifier is None else verifier
+    axes = _axes(ax, 4.2)
+    colours, ends, rows = model_colours(profile.names, profile.target), [], []
+    for number, drafter in enumerate(profile.names):
+        curve = _survival(profile, drafter, verifier, max_length)
+        if len(curve) < 2:
+            continue
+        axes.plot(curve, color=colours[drafter], marker=_MARKERS[number % len(_MARKERS)], markersize=3.5, clip_on=False)
+        ends.append((len(curve) - 1.0, float(curve[-1]), drafter))
+        rows += [{"drafter": drafter, "verifier": verifier, "tokens": m, "survival": s} for m, s in enumerate(curve)]
+    axes.set(xlim=(0, max_length), ylim=(0, 1.02), xlabel="drafted tokens, m")
+    axes.set_ylabel("chance that the first m are all accepted")
+    axes.set_title(f"Acceptance by position, reviewed by {elide(verifier, 24)}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    _label_column(axes, [end[:2] for end in ends], [elide(end[2], 24) for end in ends], [colours[e[2]] for e in ends])
+    _keep(axes, rows)
+    return axes
+
+
+def report_figures(report: Report, profile: Profile | None = None) -> dict[str, Figure]:
+    """Return every figure that the report (and the profile behind it) can fill, by name, in reading order."""
+    models = () if profile is None else profile.names
+    figures: dict[str, Figure] = {}
+    if any(row["predicted"] for row in report["plans"]):
+        figures["simulated-against-real"] = _on_own_figure(simulated_against_real, report)
+    figures["speedups"] = _on_own_figure(speedups, report)
+    figures["where-the-time-goes"] = _on_own_figure(where_the_time_goes, report, models=models)
+    return figures | ({} if profile is None else profile_figures(profile))
+
+
+def profile_figures(profile: Profile) -> dict[str, Figure]:
+    """Return every figure of a profile, by name, in reading order."""
+    return {
+        "cost-curves": _on_own_figure(cost_curves, profile),
+        "cost-curves-relative": _on_own_figure(cost_curves, profile, relative=True),
+        "acceptance-heatmap": _on_own_figure(acceptance_heatmap, profile),
+        "acceptance-by-position": _on_own_figure(acceptance_by_position, profile),
+    }
+
+
+def save_figure(figure: Figure, stem: str | Path) -> tuple[Path, ...]:
+    """Write `figure` as PNG and SVG and its data as CSV; return the paths.
+
+    Parameters
+    ----------
+    figure : Figure
+    stem : path
+        Without a suffix, as in ``report/speedups``; more than one panel with data gives
+        ``report/speedups-2.csv`` and so on.
+    """
+    stem = Path(stem)
+    images = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    for path in images:
+        _write(path, render(figure, path.suffix[1:]))
+    tables = [table for axes in figure.axes if (table := getattr(axes, _TABLE, None))]
+    written = []
+    for number, table in enumerate(tables, start=1):
+        path = stem.with_name(f"{stem.name}.csv" if number == 1 else f"{stem.name}-{number}.csv")
+        _write(path, _as_csv(table))
+        written.append(path)
+    return (*images, *written)
+
+
+def render(figure: Figure, suffix: str) -> bytes:
+    """Return the figure as the bytes of a "png" or "svg" file, the same for the same figure."""
+    stream = io.BytesIO()
+    metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+    with style():
+        figure.savefig(stream, format=suffix, dpi=200, metadata=metadata)
+    return stream.getvalue()
+
+
+def model_colours(names: Sequence[str], target: str) -> dict[str, str]:
+    """Return one colour per model, the target black."""
+    others = [name for name in names if name != target]
+    return {name: _PALETTE[number % len(_PALETTE)] for number, name in enumerate(others)} | {target: _TARGET}
+
+
+def _axes(ax: Axes | None, height: float, width: float = _WIDTH) -> Axes:
+    """Return `ax`, or the axes of a new figure of that size in inches."""
+    if ax is not None:
+        return ax
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+
+
+def _on_own_figure(draw: Callable[..., Axes], *args: Any, **options: Any) -> Figure:  # noqa: ANN401 (passed on)
+    """Return the figure that `draw` makes, out of pyplot's keeping, so that nothing piles up there."""
+    axes = draw(*args, **options)
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # noqa: S101 (axes just drawn have a figure)
+    plt.close(figure)
+    return figure
+
+
+def _write(path: Path, content: bytes) -> None:
+    atomic_write(path, lambda stream: stream.write(content))
+
+
+def _keep(axes: Axes, table: Sequence[Row]) -> None:
+    setattr(axes, _TABLE, table)
+
+
+def _as_csv(table: Sequence[Row]) -> bytes:
+    columns = dict.fromkeys(key for row in table for key in row)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(columns), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return stream.getvalue().encode()
+
+
+def _label_column(
+    axes: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str]
+) -> None:
+    """Write one label per point in a column right of the axes, apart from each other, tied to it by a thin line."""
+    if not points:
+        return
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    heights = to_fraction.transform(np.asarray(points, dtype=float))[:, 1]
+    order = np.argsort(heights, kind="stable")
+    tall = axes.get_window_extent().height / axes.figure.dpi * 72
+    gap = min(1.35 * _TEXT / tall, 1.06 / len(points))
+    steps = gap * np.arange(len(points))
+    # Least movement that keeps the order and the gap: an isotonic fit of the heights less their steps.
+    places = isotonic_regression(heights[order] - steps).x
+    places = np.clip(places, -0.03, max(1.03 - steps[-1], -0.03)) + steps
+    for place, index in zip(places, order, strict=True):
+        axes.annotate(
+            texts[index],
+            points[index],
+            (1.05, place),
+            textcoords="axes fraction",
+            va="center",
+            color=colours[index],
+            fontsize=min(_TEXT, gap * tall / 1.2),
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": "#B5B5B5",
+                "linewidth": 0.6,
+                "shrinkA": 0,
+                "shrinkB": 3,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _times(row: Row) -> list[float]:
+    """Return every time that a point of the plan shows, ms."""
+    bounds = row["interval"] or []
+    return [1e3 * value for value in (row["measured_seconds_per_token"], *bounds, *row["predicted"].values())]
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    """Return limits that hold the values with some air; geometric, as ratios are what counts."""
+    low, high = min(values), max(values)
+    air = max((high / low) ** 0.06, 1.04)
+    return low / air, high * air
+
+
+def _log_axes(axes: Axes) -> None:
+    axes.set(xscale="log", yscale="log")
+    low, high = axes.get_xlim()
+    ticks = [m * 10.0**e for e in range(-4, 7) for m in (1, 1.5, 2, 3, 4, 5, 7) if low <= m * 10.0**e <= high]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_ticks([], minor=True)
+
+
+def _shown(row: Row, predictor: str | None) -> float:
+    """Return the prediction that a plan's label points at, ms."""
+    predicted = row["predicted"]
+    return 1e3 * float(predicted[predictor] if predictor is not None else next(iter(predicted.values())))
+
+
+def _predictor_points(axes: Axes, rows: Sequence[Row], name: str, number: int) -> None:
+    """Draw one predictor: filled with error bars if it is the main one (number 0), else hollow."""
+    known = [row for row in rows if name in row["predicted"]]
+    x = np.array([1e3 * row["measured_seconds_per_token"] for row in known])
+    y = np.array([1e3 * row["predicted"][name] for row in known])
+    colour = _PALETTE[number % len(_PALETTE)]
+    look: dict[str, Any] = {"marker": _MARKERS[number % len(_MARKERS)], "linestyle": "none", "color": colour}
+    if number:
+        axes.plot(x, y, markerfacecolor="none", markersize=5, markeredgewidth=1, label=name, zorder=3, **look)
+        return
+    bounds = np.array([row["interval"] or [row["measured_seconds_per_token"]] * 2 for row in known]) * 1e3
+    error = np.abs(np.stack([x - bounds[:, 0], bounds[:, 1] - x]))
+    axes.errorbar(x, y, xerr=error, markersize=5.5, elinewidth=0.9, alpha=0.9, label=name, zorder=4, **look)
+
+
+def _ink(row: Row, report: Report) -> str:
+    return _RED if row["plan"] == report["summary"]["chosen"] else _TARGET
+
+
+def _bar_colour(row: Row, report: Report) -> str:
+    if row["plan"] == report["summary"]["chosen"]:
+        return _RED
+    return _GREY if row["plan"] == report["summary"]["autoregression"] else "#8DBBDD"
+
+
+def _plan_ticks(axes: Axes, rows: Sequence[Row], report: Report) -> None:
+    """Name the bars by their plans; the chosen one is bold and says so."""
+    chosen = report["summary"]["chosen"]
+    texts = [elide(row["plan"], 34) for row in rows]
+    axes.set_yticks(range(len(rows)), texts)
+    for label, row in zip(axes.get_yticklabels(), rows, strict=True):
+        if row["plan"] == chosen:
+            label.set(color=_RED, fontweight="bold", text=elide(row["plan"], 34))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=False, axis="y")
+
+
+def _flat(row: Row) -> dict[str, Any]:
+    """Return the plan's row of the CSV, one column per predictor."""
+    kept = _columns(row, "plan", "family", "measured_seconds_per_token", "interval")
+    return kept | {f"predicted ({name})": value for name, value in row["predicted"].items()}
+
+
+def _columns(row: Row, *names: str) -> dict[str, Any]:
+    """Return these fields of a row, intervals as two columns."""
+    flat: dict[str, Any] = {}
+    for name in names:
+        if name.endswith("interval"):
+            flat[f"{name}_low"], flat[f"{name}_high"] = row[name] or ("", "")
+        else:
+            flat[name] = row[name]
+    return flat
+
+
+def _outside(row: Row) -> dict[str, float]:
+    return {"outside the passes": row["measured_seconds_per_token"] - sum(row["seconds_by_model"].values())}
+
+
+def _cost_line(profile: Profile, name: str, longest: int, context: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the measured token counts of a model and the seconds there; a constant spans the whole width."""
+    curve = profile.cost(name)
+    counts = np.array([1, longest] if curve.constant else curve.tokens, dtype=float)
+    place = profile.context if context is None else context
+    if context is None and place is not None and not curve.constant:
+        place = float(np.clip(place, curve.contexts[0], curve.contexts[-1]))
+    return counts, np.asarray(curve.at(counts, place))
+
+
+def _survival(profile: Profile, drafter: str, verifier: str, max_length: int) -> list[float]:
+    """Return S(0) ... S(max_length or what was measured); empty if the pair was not."""
+    if drafter == verifier:
+        return []
+    try:
+        law = profile.acceptance(drafter, verifier)
+    except PredictionError:
+        return []
+    limit = max_length if law.max_length is None else min(max_length, law.max_length)
+    return [float(value) for value in law.curve(limit)]
+
+
+def _rate(profile: Profile, drafter: str, verifier: str) -> float:
+    """Return the pair's rate, nan if it was not measured."""
+    if drafter == verifier:
+        return float("nan")
+    try:
+        return profile.acceptance(drafter, verifier).rate
+    except PredictionError:
+        return float("nan")
+
+
+def _heat_row(drafter: str, verifier: str, rate: float) -> dict[str, Any]:
+    return {"drafter": drafter, "verifier": verifier, "rate": float(rate) if np.isfinite(rate) else ""}
