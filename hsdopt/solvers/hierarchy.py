@@ -438,7 +438,8 @@ def _search(arrays: HierarchyArrays, tables: _Tables, count: int) -> Iterator[Hi
             yield Hierarchy((*part.models[::-1], len(arrays.draft)), part.lengths[::-1], part.bound)
             continue
         for child in (_finish(arrays, part), *_next_drafts(arrays, tables, part, rounds, count)):
-            heapq.heappush(queue, child)
+            if child.bound < math.inf:
+                heapq.heappush(queue, child)
 
 
 def _finish(arrays: HierarchyArrays, part: _Partial) -> _Partial:
