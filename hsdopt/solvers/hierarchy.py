@@ -371,7 +371,7 @@ def _all_rounds(arrays: HierarchyArrays) -> FloatArray:
 
 def _improve(table: _Table, state: int, options: FloatArray, candidates: NDArray[np.intp]) -> NDArray[np.intp]:
     """Serve the candidates (flat model, T) from `state` where that is better, ties by rank; return those."""
-    cost, rank, draft = (part.reshape(-1) for part in (table.cost, table.rank, table.draft))
+    cost, rank, draft = table.cost.reshape(-1), table.rank.reshape(-1), table.draft.reshape(-1)
     new = options.reshape(-1)[candidates]
     ranks = rank[state] + (table.cost.size + 1) + candidates % table.cost.shape[1] + 1
     wins = _wins(new, ranks, cost[candidates], rank[candidates])
