@@ -18,12 +18,12 @@ from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
 from hsdopt.profiling.cost import NEW_TOKENS, CostRecord, choose_contexts, collect, measure_costs
 from hsdopt.profiling.hardware import provenance
 from hsdopt.profiling.journal import Journal
-from hsdopt.profiling.workload import Prompt, Workload, render
+from hsdopt.profiling.workload import Workload, render
 from hsdopt.runtime import generate
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.models import Model, check_vocabulary
 
-__all__ = ["lookup_from_profile", "model_info", "profile", "trace_prompts"]
+__all__ = ["lookup_from_profile", "model_info", "profile", "render_prompts", "trace_prompts"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -127,7 +127,9 @@ def profile(
     )
     record = Journal(Path(journal), task.header, resume=resume)
     report = progress or (lambda *_: None)
-    traces = list(_traces(task, record, report))
+    traces = list(
+        _traces(task.networks, target, task.prompts, setting=task.setting, journal=record, report=report)
+    )
     lookup = _lookup_table(traces) if LOOKUP in task.models else None
     costs = _costs(task, record, traces, lookup, report)
     return _assemble(task, workload, traces, costs, lookup)
@@ -136,19 +138,45 @@ def profile(
 def trace_prompts(
     models: Mapping[str, Model],
     target: str,
-    prompts: Sequence[Sequence[int]],
+    prompts: Mapping[str, Sequence[int]],
     *,
     setting: Setting,
+    journal: str | Path,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> tuple[PromptTrace, ...]:
-    """Return the traces of rendered prompts: the target's output, and what every model says along it."""
+    """Return the traces of rendered prompts: the target's output, and what every network says along it.
+
+    Parameters
+    ----------
+    models : mapping of str to Model
+        The target and its drafters; the lookup drafter makes no traces here.
+    target : str
+    prompts : mapping of str to sequence of int
+        Token ids by prompt id.
+    setting : Setting
+    journal : str or Path
+        Every trace is there before the next is taken.
+    resume : bool
+        Continue the journal.
+    progress : callable, optional
+        Called with (stage, done, total).
+
+    Raises
+    ------
+    ProfileError
+        If the journal cannot be continued or written.
+    """
     networks = {name: model for name, model in models.items() if model.kind != LOOKUP}
-    taken = []
-    for index, prompt in enumerate(prompts):
-        taken.append(_trace(networks, target, prompt, setting, seed=index))
-        if progress is not None:
-            progress("traces", index + 1, len(prompts))
-    return tuple(taken)
+    header = {
+        "target": target,
+        "models": {name: model.source for name, model in networks.items()},
+        "prompts": {key: list(ids) for key, ids in prompts.items()},
+        "setting": setting.model_dump(),
+    }
+    record = Journal(Path(journal), header, resume=resume)
+    report = progress or (lambda *_: None)
+    return tuple(_traces(networks, target, prompts, setting=setting, journal=record, report=report))
 
 
 def lookup_from_profile(profiled: Profile) -> Lookup:
@@ -195,17 +223,24 @@ def _settle(
     for name, model in chosen.items():
         if model.kind != LOOKUP and name != target:
             check_vocabulary(models[target], model)
-    prompts = {prompt.id: tuple(_render(prompt, models[target])) for prompt in workload.profiling}
+    prompts = render_prompts(workload.profiling, models[target])
     lengths = [len(ids) for ids in prompts.values()]
     where = tuple(sorted(set(contexts))) if contexts else choose_contexts(lengths, setting.max_new_tokens)
     _check_room(chosen, max(lengths) + setting.max_new_tokens)
     return _Task(chosen, target, prompts, setting, where, tuple(sorted(set(tokens))), repeats)
 
 
-def _render(prompt: Prompt, target: Model) -> list[int]:
+def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ...]]:
+    """Return the token ids of every prompt, by its id, as the target's tokenizer renders them.
+
+    Raises
+    ------
+    ModelError
+        If the target has no tokenizer.
+    """
     if target.tokenizer is None:
         raise ModelError(f"expected a tokenizer with {target.name} to encode prompts; load it from a folder with one")
-    return render(prompt, target.tokenizer)
+    return {prompt.id: tuple(render(prompt, target.tokenizer)) for prompt in workload}
 
 
 def _check_room(models: Mapping[str, Model], longest: int) -> None:
@@ -217,15 +252,23 @@ def _check_room(models: Mapping[str, Model], longest: int) -> None:
             )
 
 
-def _traces(task: _Task, journal: Journal, report: Progress) -> Iterator[PromptTrace]:
+def _traces(
+    networks: Mapping[str, Model],
+    target: str,
+    prompts: Mapping[str, Sequence[int]],
+    *,
+    setting: Setting,
+    journal: Journal,
+    report: Progress,
+) -> Iterator[PromptTrace]:
     """Yield the trace of every prompt, from the journal where it stands there."""
     stored = {record["id"]: record["trace"] for record in journal.records if "trace" in record}
-    for index, (key, prompt) in enumerate(task.prompts.items()):
+    for index, (key, prompt) in enumerate(prompts.items()):
         if key not in stored:
-            trace = _trace(task.networks, task.target, prompt, task.setting, seed=index)
+            trace = _trace(networks, target, prompt, setting, seed=index)
             journal.add(id=key, trace=trace.to_record())
             stored[key] = trace.to_record()
-        report("acceptance", index + 1, len(task.prompts))
+        report("acceptance", index + 1, len(prompts))
         yield PromptTrace.from_record(stored[key])
 
 

@@ -29,7 +29,7 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001 -- typer calls it with
 
 @app.callback()
 def _main(
-    version: Annotated[  # noqa: ARG001 -- acted on by its callback
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

@@ -69,14 +69,14 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
 def load_profile(path: Path) -> Profile:
     """Return the profile at `path`."""
-    from hsdopt.profiles import Profile  # noqa: PLC0415 -- keeps --help fast
+    from hsdopt.profiles import Profile
 
     return Profile.load(path)
 
 
 def load_plan(text: str) -> Plan:
     """Return the plan that `text` writes, or that the JSON file of that name holds."""
-    from hsdopt.plan import parse_plan, plan_from_json  # noqa: PLC0415
+    from hsdopt.plan import parse_plan, plan_from_json
 
     path = Path(text)
     if path.suffix != ".json":
@@ -84,7 +84,9 @@ def load_plan(text: str) -> Plan:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PlanError(f"expected a plan file at {path}; there is no such file: write one with hsdopt solve -o") from None
+        raise PlanError(
+            f"expected a plan file at {path}; there is no such file: write one with hsdopt solve -o"
+        ) from None
     except (OSError, ValueError) as error:
         raise PlanError(f"expected a plan in JSON at {path}; {error}") from error
     return plan_from_json(value.get("plan_file", value) if isinstance(value, dict) else value)
@@ -117,7 +119,9 @@ def whole_numbers(text: str | None, what: str) -> tuple[int, ...] | None:
     try:
         numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise InvalidArgumentError(f"expected {what} as whole numbers with commas, such as 64,128; got {text!r}") from None
+        raise InvalidArgumentError(
+            f"expected {what} as whole numbers with commas, such as 64,128; got {text!r}"
+        ) from None
     if any(number < 1 for number in numbers):
         raise InvalidArgumentError(f"expected {what} of at least 1; got {text!r}")
     return numbers
@@ -125,7 +129,7 @@ def whole_numbers(text: str | None, what: str) -> tuple[int, ...] | None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
-    from hsdopt.profiles import atomic_write  # noqa: PLC0415
+    from hsdopt.profiles import atomic_write
 
     try:
         atomic_write(path, lambda stream: stream.write(text.encode()))
@@ -142,7 +146,7 @@ def milliseconds(seconds: float) -> str:
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
     """Turn a failing import into one line that names what to install."""
-    from hsdopt.errors import MissingExtraError  # noqa: PLC0415
+    from hsdopt.errors import MissingExtraError
 
     try:
         yield

@@ -19,7 +19,9 @@ from hsdopt.cli.common import (
     whole_numbers,
 )
 
-Target = Annotated[str, typer.Option("--target", help="The model to speed up: built-in name, folder, GGUF file or hub id.")]
+Target = Annotated[
+    str, typer.Option("--target", help="The model to speed up: built-in name, folder, GGUF file or hub id.")
+]
 Drafts = Annotated[list[str], typer.Option("--draft", help="A drafter, as SOURCE or NAME=SOURCE; repeat for more.")]
 Prompts = Annotated[str, typer.Option("--prompts", help="mixed, copy, chat, or a file of prompts.")]
 Out = Annotated[Path, typer.Option("--output", "-o", help="Where the profile goes.")]
@@ -28,7 +30,9 @@ Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)]
 TopK = Annotated[int, typer.Option("--top-k", min=0)]
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
-Dtype = Annotated[str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; the model's own if not given.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32, bfloat16 or float16; the model's own if not given.")
+]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
 Contexts = Annotated[str | None, typer.Option("--contexts", help="Context lengths to time, such as 64,256,1024.")]
 Count = Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use at most this many profiling prompts.")]
@@ -59,8 +63,9 @@ def profile(
 ) -> None:
     """Measure each model's pass cost and every pair's acceptance on your hardware and prompts."""
     with require_extra("runtime"):
-        from hsdopt.profiling import Setting, load_workload, profile as measure  # noqa: PLC0415
-        from hsdopt.runtime import load_models  # noqa: PLC0415
+        from hsdopt.profiling import Setting, load_workload
+        from hsdopt.profiling import profile as measure
+        from hsdopt.runtime import load_models
 
     journal = output_path.with_name(output_path.name + ".partial")
     if output_path.exists() and resume and not journal.exists():
@@ -95,7 +100,7 @@ def profile(
 
 def _show(path: Path, *, as_json: bool) -> None:
     """Print what a profile holds: costs and acceptance of every model."""
-    from rich.table import Table  # noqa: PLC0415
+    from rich.table import Table
 
     profiled = load_profile(path)
     rows = []
@@ -118,7 +123,9 @@ def _show(path: Path, *, as_json: bool) -> None:
     for heading in ("c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB"):
         table.add_column(heading, justify="right")
     for row in rows:
-        costs = [milliseconds(row["seconds_per_pass"][n]) if n in row["seconds_per_pass"] else "" for n in (1, 4, 8, 16)]
+        costs = [
+            milliseconds(row["seconds_per_pass"][n]) if n in row["seconds_per_pass"] else "" for n in (1, 4, 8, 16)
+        ]
         rate = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
         table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.0f}")
     output().print(table)

@@ -1,0 +1,309 @@
+"""`hsdopt validate`: run plans side by side and hold prediction against the clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hsdopt.cli.common import (
+    load_plan,
+    load_profile,
+    milliseconds,
+    output,
+    print_json,
+    progress_bar,
+    require_extra,
+    status,
+)
+from hsdopt.errors import InvalidArgumentError, ProfileError
+from hsdopt.plan import LOOKUP, parse_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hsdopt.plan import Plan
+    from hsdopt.profiles import Profile
+    from hsdopt.profiling import MeasuredRun, Workload
+    from hsdopt.runtime.models import Model
+    from hsdopt.simulate.compare import Comparison, Mismatch, Run
+    from hsdopt.solvers.solution import Solution
+
+    Report = Callable[[str, int, int], None]
+
+ProfilePath = Annotated[Path, typer.Argument(help="A profile made by hsdopt profile.", metavar="PROFILE")]
+Plans = Annotated[
+    list[str] | None, typer.Option("--plan", help="A plan to run, in notation or a file; repeat for more.")
+]
+Suite = Annotated[str, typer.Option("--suite", help="quick (8 plans), standard (16) or full (44).")]
+Prompts = Annotated[
+    str | None, typer.Option("--prompts", help="mixed, copy, chat or a file; the profile's own workload if not given.")
+]
+NewTokens = Annotated[int | None, typer.Option("--max-new-tokens", min=2, help="Tokens per prompt; the profile's.")]
+Count = Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use at most this many validation prompts.")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Runs of every plan on every prompt.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the profile's.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; the profile's.")]
+MaxError = Annotated[float | None, typer.Option("--max-error", min=0, help="Exit 1 if the median error is larger.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted validation.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, sampling and bootstrap.")]
+Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
+Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
+
+
+def validate(
+    profile: ProfilePath,
+    plan: Plans = None,
+    suite: Suite = "standard",
+    prompts: Prompts = None,
+    max_new_tokens: NewTokens = None,
+    max_prompts: Count = None,
+    repeats: Repeats = 3,
+    device: Device = None,
+    threads: Threads = None,
+    max_error: MaxError = None,
+    resume: Resume = False,
+    seed: Seed = 0,
+    output_path: Out = Path("validation"),
+    as_json: Json = False,
+) -> None:
+    """Run the chosen plan and its rivals on held-out prompts; compare with what was predicted."""
+    with require_extra("all"):
+        import torch
+
+        from hsdopt.profiling import measure_plans, render_prompts
+        from hsdopt.runtime import load_models
+    profiled = load_profile(profile)
+    if max_new_tokens is not None:
+        profiled = replace(profiled, setting=profiled.setting.model_copy(update={"max_new_tokens": max_new_tokens}))
+    where = profiled.models[profiled.target].device if device is None else device
+    torch.set_num_threads(threads or int(profiled.provenance.get("threads") or torch.get_num_threads()))
+    _check_device(profiled, where)
+    workload = _workload(profiled, prompts, max_prompts)
+    solution, plans = _plans(profiled, plan or (), suite)
+    output_path.mkdir(parents=True, exist_ok=True)
+    models = load_models(profiled, device=where)
+    rendered = render_prompts(workload, models[profiled.target])
+    with progress_bar() as progress:
+        traces = output_path / "traces.partial"
+        timed = _traced(profiled, models, rendered, traces, resume=resume, progress=progress)
+        measured = measure_plans(
+            plans,
+            models,
+            list(rendered.values()),
+            setting=profiled.setting,
+            repeats=repeats,
+            journal=output_path / "runs.partial",
+            resume=resume,
+            seed=seed,
+            progress=progress,
+        )
+    outcome = _compare(profiled, timed, solution, plans, [_run(one) for one in measured], seed=seed)
+    report = outcome.to_report(
+        provenance=_provenance(profiled, workload, where, seed),
+        mismatches=_mismatches(measured, models[profiled.target], list(rendered.values()), profiled),
+        why=solution.why,
+        warnings=solution.warnings,
+    )
+    _write(report, profiled, output_path)
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, output_path)
+    _check_error(report, max_error)
+
+
+def _check_device(profiled: Profile, device: str) -> None:
+    from hsdopt.profiling.hardware import same_device
+
+    fault = same_device(dict(profiled.provenance), device)
+    if fault is not None:
+        raise ProfileError(f"expected a profile of this machine; {fault}: profile again here")
+
+
+def _workload(profiled: Profile, prompts: str | None, count: int | None) -> Workload:
+    """Return the held-out half of the prompts."""
+    from hsdopt.profiling import load_workload
+
+    source = str(profiled.provenance.get("workload", "")) if prompts is None else prompts
+    if not source:
+        raise InvalidArgumentError("expected --prompts, since the profile names no workload")
+    half = load_workload(source).validation
+    return half if count is None else half.take(count)
+
+
+def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solution, list[Plan]]:
+    """Return the solution and what to run: the plans asked for, or a suite around what the solver chose."""
+    from hsdopt.cli.predictions import replayer
+    from hsdopt.plan import Level
+    from hsdopt.solvers.solve import solve
+    from hsdopt.suites import suite as make_suite
+
+    solution = solve(profiled, rerank=replayer(profiled))
+    plans: list[Plan] = [Level(profiled.target), solution.plan]
+    if texts:
+        plans += [load_plan(text) for text in texts]
+    else:
+        best = [candidate.plan for candidate in solution.best_by_family.values()]
+        plans += make_suite(profiled, [solution.plan, *best], suite)
+    for plan in plans:
+        for name in plan.models:
+            profiled.require(name)
+    return solution, list(dict.fromkeys(plans))
+
+
+def _traced(
+    profiled: Profile,
+    models: Mapping[str, Model],
+    prompts: Mapping[str, Sequence[int]],
+    path: Path,
+    *,
+    resume: bool,
+    progress: Report,
+) -> Profile:
+    """Return the profile with traces of the validation prompts in place of its own."""
+    from hsdopt.profiling import lookup_from_profile, trace_prompts
+    from hsdopt.profiling.acceptance import assemble
+
+    traces = trace_prompts(
+        models, profiled.target, prompts, setting=profiled.setting, journal=path, resume=resume, progress=progress
+    )
+    lookup = lookup_from_profile(profiled)
+    own = None if LOOKUP not in profiled.costs else (lambda _: lookup)
+    return replace(profiled, traces=assemble(traces, lookup=own), _laws={})
+
+
+def _run(measured: MeasuredRun) -> Run:
+    from hsdopt.simulate.compare import Run as Timed
+
+    target = parse_plan(measured.plan).target
+    return Timed(
+        plan=measured.plan,
+        repeat=measured.repeat,
+        prompt=measured.prompt,
+        tokens=len(measured.output) - 1,
+        seconds=measured.seconds,
+        target_passes=sum(count for model, _, count, _ in measured.passes if model == target),
+        passes={(model, tokens): count for model, tokens, count, _ in measured.passes},
+        pass_seconds={(model, tokens): seconds for model, tokens, _, seconds in measured.passes},
+        order=measured.order,
+    )
+
+
+def _compare(
+    profiled: Profile, timed: Profile, solution: Solution, plans: Sequence[Plan], runs: Sequence[Run], *, seed: int
+) -> Comparison:
+    """Hold every predictor against the clock: on the timed prompts' traces, and on the profiled prompts'."""
+    import numpy as np
+
+    from hsdopt.cli.predictions import REPLAY, predict, replays
+    from hsdopt.simulate.compare import Predictions, compare
+
+    rng = np.random.default_rng(seed)
+    prompts = len({run.prompt for run in runs})
+    foreseen = {name: run.kinds_per_token for name, run in replays(plans, timed, seed=seed).items()}
+    transferred = replays(plans, profiled, seed=seed)
+    predictions = Predictions(
+        predict(plans, timed, seed=seed),
+        REPLAY,
+        predict(plans, profiled, seed=seed),
+        {name: run.predictive_interval(rng, prompts=prompts) for name, run in transferred.items()},
+        foreseen,
+    )
+    return compare(
+        runs,
+        predictions,
+        chosen=str(solution.plan),
+        autoregression=profiled.target,
+        rng=rng,
+        cost=lambda model, tokens: profiled.cost(model)(tokens, timed.context),
+        candidates=[str(plan) for plan in plans if plan.lossless],
+    )
+
+
+def _mismatches(
+    measured: Sequence[MeasuredRun], target: Model, prompts: Sequence[Sequence[int]], profiled: Profile
+) -> list[Mismatch]:
+    """Return where greedy outputs of lossless plans leave the target's own, and how near a tie it was there."""
+    from hsdopt.runtime.sampling import near_tie
+    from hsdopt.simulate.compare import Mismatch as Place
+
+    if profiled.setting.temperature > 0:
+        return []
+    own = {run.prompt: run.output for run in measured if run.plan == profiled.target and run.repeat == 0}
+    places: dict[tuple[int, int], list[str]] = {}
+    for run in measured:
+        if run.repeat == 0 and parse_plan(run.plan).lossless and run.output != own[run.prompt]:
+            pairs = enumerate(zip(run.output, own[run.prompt], strict=True))
+            first = next(index for index, (a, b) in pairs if a != b)
+            places.setdefault((run.prompt, first), []).append(run.plan)
+    found = []
+    for (prompt, position), texts in places.items():
+        tie = near_tie(target, [*prompts[prompt], *own[prompt][:position]])
+        found += [Place(text, prompt, position, tie.gap, 4 * tie.difference) for text in texts]
+    return found
+
+
+def _provenance(profiled: Profile, workload: Workload, device: str, seed: int) -> dict[str, Any]:
+    from hsdopt.profiling.hardware import provenance
+
+    return {
+        **provenance(device),
+        "workload": workload.name,
+        "workload_sha256": workload.sha256,
+        "prompts": [prompt.id for prompt in workload],
+        "setting": profiled.setting.model_dump(),
+        "models": {name: info.source for name, info in profiled.models.items()},
+        "seed": seed,
+        "profile": {key: profiled.provenance.get(key) for key in ("date", "command", "workload_sha256")},
+    }
+
+
+def _write(report: dict[str, Any], profiled: Profile, directory: Path) -> None:
+    """Write report and figures; the journals go only when everything else is there."""
+    from hsdopt.plots import report_figures
+    from hsdopt.report import write_report
+
+    write_report(report, report_figures(report, profiled), directory)
+    for name in ("traces.partial", "runs.partial"):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _show(report: dict[str, Any], directory: Path) -> None:
+    """Print the plans, fastest first, and where the report is."""
+    from rich.table import Table
+
+    table = Table(title="measured against predicted, ms per token", title_justify="left")
+    table.add_column("plan", overflow="fold")
+    for heading in ("measured", "95 % interval", "predicted", "error", "tokens/pass", "speed-up"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in report["plans"]:
+        low, high = row["interval"] or (None, None)
+        table.add_row(
+            row["plan"],
+            milliseconds(row["measured_seconds_per_token"]),
+            "" if low is None else f"{milliseconds(low)} to {milliseconds(high)}",
+            _or_blank(row["predicted_seconds_per_token"], milliseconds),
+            _or_blank(row["error"], lambda error: f"{error:+.1%}"),
+            _or_blank(row["tokens_per_pass"], lambda tokens: f"{tokens:.2f}"),
+            _or_blank(row.get("speedup"), lambda ratio: f"{ratio:.2f}"),
+        )
+    console = output()
+    console.print(table)
+    summary = report["summary"]
+    regret = _or_blank(summary["regret"], lambda value: f"{value:+.1%}") or "needs 2 repeats"
+    console.print(f"median error {summary['median_error']:.1%}, regret of the pick {regret}")
+    console.print(f"report: {directory / 'report.html'}")
+
+
+def _or_blank(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)
+
+
+def _check_error(report: dict[str, Any], limit: float | None) -> None:
+    error = report["summary"]["median_error"]
+    if limit is not None and error > limit:
+        status().print(f"median error {error:.1%} is above --max-error {limit:.1%}")
+        raise typer.Exit(1)
