@@ -9,9 +9,9 @@ out by index, so that one NumPy call serves all of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,20 @@ from hsdopt.costs import CostCurve
 from hsdopt.errors import PredictionError
 from hsdopt.plan import LOOKUP, Adaptive, Choice, Level, Plan, Segment, Stop
 
-__all__ = ["CostTable", "Counts", "Draft", "Edge", "Engine", "Node", "World", "compile_plan", "refuse_lenience"]
+__all__ = [
+    "CostTable",
+    "Counts",
+    "Draft",
+    "Edge",
+    "Engine",
+    "Node",
+    "World",
+    "compile_plan",
+    "counted",
+    "edges",
+    "refuse_extrapolation",
+    "refuse_lenience",
+]
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -28,6 +41,7 @@ Where: TypeAlias = slice | Ints
 """Which lanes: all of them as a slice (a view, hence fast), or some by index."""
 
 EVERYWHERE = slice(None)
+_BEYOND = 2e-3  # share of the seconds that may be spent in passes longer than any profiled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,6 +68,11 @@ class Node:
     def alone(self) -> bool:
         """Whether nothing drafts for it."""
         return self.rows == ((),)
+
+    @property
+    def reach(self) -> int:
+        """The most tokens that stand at any moment of one round."""
+        return 1 + max(sum(edge.reach for edge in row) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +113,7 @@ class Edge:
         """The most tokens that stand at any moment of one request, those about to be discarded included."""
         if self.node is None or self.node.alone:
             return self.length
-        gain = 1 + max(sum(edge.reach for edge in row) for row in self.node.rows)
+        gain = self.node.reach
         return self.length * gain if self.stop == "rounds" else self.length - 1 + gain
 
 
@@ -143,6 +162,19 @@ def _adaptive(plan: Adaptive) -> Node:
     return Node(plan.model, plan.models.index(plan.model), (row(plan.model, plan.draft),))
 
 
+def edges(node: Node, seen: set[Node] | None = None) -> Iterator[Edge]:
+    """Yield every edge below `node`; the levels of an adaptive plan are shared, and visited once."""
+    seen = set() if seen is None else seen
+    if node in seen:
+        return
+    seen.add(node)
+    for row in node.rows:
+        for edge in row:
+            yield edge
+            if edge.node is not None:
+                yield from edges(edge.node, seen)
+
+
 class CostTable:
     """Seconds of passes over 1, 2, ... new tokens, at one context or at each of a range.
 
@@ -153,31 +185,37 @@ class CostTable:
         Tokens in the cache; None for the curve's own middle.
     span : (int, int) or None
         First and last context of a run, which no pass may leave; given, costs follow the context of every pass.
+
+    Attributes
+    ----------
+    longest : float
+        The most new tokens that were profiled; longer passes are charged in proportion to their tokens.
     """
 
-    __slots__ = ("_curve", "_grid", "_low", "_sums")
+    __slots__ = ("_constant", "_grid", "_low", "_sums", "longest")
 
     def __init__(self, curve: CostCurve, *, context: float | None = None, span: tuple[int, int] | None = None) -> None:
-        self._curve = curve
+        self.longest = curve.max_tokens
+        self._constant = curve(1, context) if curve.constant else None
         self._low = 0
-        if span is None or curve.constant or len(curve.contexts) == 1:
+        if span is None or len(curve.contexts) == 1:
             self._grid = _one_context(curve, context)
         else:
             self._low = span[0]
             self._grid = _many_contexts(curve, np.arange(span[0], span[1] + 1, dtype=float))
-        self._sums = np.concatenate([[0.0], np.cumsum(self._grid[:, -1 if curve.constant else 1])])
+        self._sums = np.concatenate([[0.0], np.cumsum(self._grid[:, 1])])
 
     def passes(self, fed: Ints, cached: Ints) -> Floats | float:
         """Return the seconds of one pass per lane, over `fed` new tokens with `cached` tokens before them."""
-        if self._curve.constant:
-            return float(self._grid[0, 0])
+        if self._constant is not None:
+            return self._constant
         try:
             if len(self._grid) == 1:
                 return np.asarray(self._grid[0].take(fed))
             return np.asarray(self._grid[cached - self._low, fed])
         except IndexError:
-            self._curve(int(fed.max()))  # raises the error that says what was profiled
-            raise
+            self._extend(int(fed.max()))
+            return self.passes(fed, cached)
 
     def single_passes(self, number: Ints, cached: Ints) -> Floats:
         """Return the seconds of `number` passes over one token each, the first with `cached` tokens before it."""
@@ -186,14 +224,34 @@ class CostTable:
         first = cached - self._low
         return np.asarray(self._sums[first + number] - self._sums[first])
 
-    def one(self, fed: int, cached: int) -> float:
-        """Return the seconds of one pass."""
-        return float(np.sum(self.passes(np.array([fed]), np.array([cached]))))
+    def mean(self, fed: int) -> float:
+        """Return the mean over the contexts of the seconds of one pass."""
+        return float(self._constant if self._constant is not None else self._grid[:, fed].mean())
+
+    def _extend(self, fed: int) -> None:
+        longest = int(self.longest)
+        beyond = np.arange(self._grid.shape[1], 2 * fed) / longest
+        self._grid = np.concatenate([self._grid, self._grid[:, longest : longest + 1] * beyond], axis=1)
+
+
+def refuse_extrapolation(plan: Plan, counts: Counts, costs: Mapping[str, CostTable]) -> None:
+    """Raise PredictionError if passes longer than profiled took more than 0.2 % of the time."""
+    for model, table in costs.items():
+        beyond = sum(
+            count * table.mean(fed)
+            for (name, fed), count in counts.passes.items()
+            if name == model and fed > table.longest
+        )
+        if beyond > _BEYOND * counts.seconds:
+            raise PredictionError(
+                f"expected passes of {model} over at most {table.longest:g} new tokens, as profiled; {plan} spends "
+                f"{beyond / counts.seconds:.1%} of its time in longer ones: profile longer passes or shorten the drafts"
+            )
 
 
 def _one_context(curve: CostCurve, context: float | None) -> Floats:
     if curve.constant:
-        return np.array([[curve(1, context)]])
+        return np.array([[0.0, curve(1, context)]])
     return np.concatenate([[0.0], curve.table(curve.tokens[-1], context)])[np.newaxis]
 
 
@@ -296,6 +354,11 @@ class Counts:
         return {fed: count for (name, fed), count in sorted(self.passes.items()) if name == model}
 
 
+def counted(counts: Counts) -> dict[str, Any]:
+    """Return the fields of `counts` by name, to build a larger value from them."""
+    return {item.name: getattr(counts, item.name) for item in fields(Counts)}
+
+
 class Engine:
     """The state of all lanes, and the operations that a run of a plan is made of.
 
@@ -319,7 +382,7 @@ class Engine:
         self.target = target
         self.models = tuple(models)
         self.length = length.copy()
-        self._costs = tuple(costs)
+        self.costs = tuple(costs)
         self._world = world
         # After prefill every cache holds the prompt and lacks the first output token.
         self._cached = np.tile(length - 1, (len(self.models), 1))
@@ -350,11 +413,13 @@ class Engine:
         self._gained = _added(self._gained, np.bincount(gained))
         return gained
 
-    def finish(self, wanted: Ints) -> None:
-        """Run rounds until every lane has gained exactly `wanted` tokens; drafts are cut near the end."""
-        owed = wanted.copy()
+    def finish(self, wanted: Ints) -> Ints:
+        """Run rounds until every lane has gained exactly `wanted` tokens; return the rounds per lane."""
+        owed, rounds = wanted.copy(), np.zeros_like(wanted)
         while (where := np.flatnonzero(owed > 0)).size:
             owed[where] -= self.target_round(where, owed[where] - 1)
+            rounds[where] += 1
+        return rounds
 
     def counts(self) -> Counts:
         """Return what was counted since the last reset."""
@@ -397,7 +462,8 @@ class Engine:
         if edge.stop == "until":
             asked = np.maximum(asked - held, 0)
         if left is not None:
-            asked = np.minimum(asked, left - held)
+            room = left - held
+            asked = np.where(room > 0, asked, 0) if edge.stop == "rounds" else np.minimum(asked, room)
         if edge.stop != "until" and left is None:
             return self._request(edge, asked, where)
         draft = self._request_some(edge, asked, where)
@@ -422,7 +488,7 @@ class Engine:
             return Draft(self._hold(edge.node, asked, where, edge.stop))
         draft = self._world.propose(edge, asked, where, self.length[where])
         one = np.ones_like(asked)
-        self._charge(edge.index, self._costs[edge.index].passes(one, one), where, len(asked))
+        self._charge(edge.index, self.costs[edge.index].passes(one, one), where, len(asked))
         self._fed[edge.index] = _added(self._fed[edge.index], np.array([0, len(asked)]))
         self.length[where] += draft.tokens
         return draft
@@ -460,7 +526,7 @@ class Engine:
         single = asked - 1
         number = int(single.sum())
         if number:
-            seconds = self._costs[node.index].single_passes(single, start)
+            seconds = self.costs[node.index].single_passes(single, start)
             self._charge(node.index, seconds, where, len(asked))
             self._fed[node.index] = _added(self._fed[node.index], np.array([0, number]))
         self.length[where] = start + asked
@@ -489,7 +555,7 @@ class Engine:
         length = self.length[where]
         fed = np.maximum(length - self._caches[model][where], 1)
         self._caches[model][where] = length
-        self._charge(model, self._costs[model].passes(fed, length - fed), where, len(fed))
+        self._charge(model, self.costs[model].passes(fed, length - fed), where, len(fed))
         self._fed[model] = _added(self._fed[model], np.bincount(fed))
 
     def _charge(self, model: int, seconds: Floats | float, where: Where, lanes: int) -> None:

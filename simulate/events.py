@@ -7,7 +7,6 @@ from its joint law. Nothing is taken from the closed forms, so that the two can 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +29,9 @@ from hsdopt.simulate.engine import (
     Where,
     World,
     compile_plan,
+    counted,
+    edges,
+    refuse_extrapolation,
     refuse_lenience,
 )
 
@@ -150,7 +152,8 @@ def simulate(
     Raises
     ------
     PredictionError
-        If the profile does not cover the plan, a level is lenient, or the plan is a bild plan.
+        If the profile does not cover the plan, passes longer than profiled take more than 0.2 % of the
+        time, a level is lenient, or the plan is a bild plan.
     InvalidArgumentError
         If `tokens` is below 1 or `lanes` below 2.
 
@@ -179,29 +182,17 @@ def simulate(
         more = engine.target_round()
         gained += more
         total += int(more.sum())
-    return _run(engine, plan, profile, gained, seed, context)
-
-
-def _run(  # noqa: PLR0917
-    engine: Engine, plan: Plan, profile: Profile, gained: Ints, seed: int, context: float | None
-) -> SimulatedRun:
-    counts = engine.counts()
-    return SimulatedRun(
-        counts.tokens,
-        counts.rounds,
-        counts.passes,
-        counts.drafted,
-        counts.accepted,
-        counts.discarded,
-        counts.tokens_histogram,
-        counts.model_seconds,
-        plan,
-        profile,
-        gained,
-        engine.seconds,
-        seed,
-        context,
+    run = SimulatedRun(
+        **counted(engine.counts()),
+        plan=plan,
+        profile=profile,
+        lane_tokens=gained,
+        lane_seconds=engine.seconds,
+        seed=seed,
+        context=context,
     )
+    refuse_extrapolation(plan, run, dict(zip(plan.models, engine.costs, strict=True)))
+    return run
 
 
 def _engine(plan: Plan, profile: Profile, lanes: int, seed: int, context: float | None) -> Engine:
@@ -230,7 +221,7 @@ class _Laws(World):
         self._rng = rng
         self._chances: dict[Edge, NDArray[np.float32]] = {}
         self._proposals: dict[Edge, Floats] = {}
-        for edge in _edges(target):
+        for edge in edges(target):
             law = profile.acceptance(edge.drafter, edge.verifier)
             if law.joint is None or edge.node is not None:
                 self._chances[edge] = _ratios(law.curve(edge.longest)).astype(np.float32)
@@ -256,19 +247,6 @@ class _Laws(World):
                 alive &= tokens > place
             accepted += alive
         return accepted
-
-
-def _edges(node: Node, seen: set[Node] | None = None) -> Iterator[Edge]:
-    """Yield every edge below `node`; the levels of an adaptive plan are shared, and visited once."""
-    seen = set() if seen is None else seen
-    if node in seen:
-        return
-    seen.add(node)
-    for row in node.rows:
-        for edge in row:
-            yield edge
-            if edge.node is not None:
-                yield from _edges(edge.node, seen)
 
 
 def _ratios(survival: Floats) -> Floats:
