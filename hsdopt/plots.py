@@ -147,7 +147,8 @@ def simulated_against_real(report: Report, *, ax: Axes | None = None) -> Axes:
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="measured, ms per token", ylabel="predicted, ms per token")
     _log_axes(axes)
     axes.set_title("Predicted against measured")
-    axes.legend(loc="upper left")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    axes.legend([handles[name] for name in (*names, "within 5 %")], [*names, "within 5 %"], loc="upper left")
     shown = primary if all(primary in row["predicted"] for row in rows) else None
     points = [(1e3 * row["measured_seconds_per_token"], _shown(row, shown)) for row in rows]
     _label_column(axes, points, [elide(row["plan"], 36) for row in rows], [_ink(row, report) for row in rows])
