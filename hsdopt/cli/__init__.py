@@ -7,8 +7,8 @@ import sys
 
 def main() -> None:
     """Run the command line; errors that hsdopt raises on purpose print one line and exit with 2."""
-    from hsdopt.cli.app import app  # noqa: PLC0415 -- so that importing the package stays cheap
-    from hsdopt.errors import HsdoptError  # noqa: PLC0415
+    from hsdopt.cli.app import app
+    from hsdopt.errors import HsdoptError
 
     try:
         app()

@@ -1,4 +1,4 @@
-"""Predictions of several plans by every predictor, from one profile; here because only the command line sees them all."""
+"""Predictions of several plans by every predictor; only the command line sees them all."""
 
 from __future__ import annotations
 
