@@ -21,6 +21,7 @@ __all__ = ["EdgeShare", "Estimate", "ModelShare", "PositionValue", "expected_lat
 
 _BEYOND = 2e-3  # share of the seconds that may be spent in passes longer than any profiled
 _LEVEL = 95  # per cent of the replicates inside an interval
+_COVERED = 0.8  # share of the replicates that have to cover the plan
 
 Interval = tuple[float, float]
 
@@ -145,7 +146,7 @@ def expected_latency(
     interval : int
         Bootstrap replicates (of prompts and timings) behind 95 % percentile intervals; 0 for none. A profile
         given by hand has nothing to resample and gets none. Replicates whose prompts are too short for the
-        plan are left out.
+        plan are left out, up to a fifth of them.
     rng : numpy.random.Generator or int, optional
         Draws the replicates; seed 0 if not given.
 
@@ -293,7 +294,7 @@ def _replicates(
             drawn.append(predict(profile.resample(rng)))
         except PredictionError:
             continue
-    if 2 * len(drawn) < count:
+    if len(drawn) < _COVERED * count:
         raise PredictionError(
             f"expected most of {count} bootstrap replicates to cover the plan; got {len(drawn)}: shorten its drafts, "
             "or profile more prompts"
