@@ -181,10 +181,10 @@ class _Distributions(World):
 
     def write(self, model: str, tokens: Ints, where: Where, start: Ints) -> None:
         """Draw tokens from the law of `model`."""
-        law = self._book.own[model]
+        law, cumulative = self._book.own[model], self._book.cumulative[model]
         for ahead in range(int(tokens.max(initial=0))):
             lanes, places = self._at(where, start + ahead, tokens > ahead)
-            drawn = _draw(self._rng, np.broadcast_to(self._book.cumulative[law], (len(lanes), self._book.vocabulary)))
+            drawn = _draw(self._rng, np.broadcast_to(cumulative, (len(lanes), self._book.vocabulary)))
             self._tokens[lanes, places] = drawn
             self._followed[lanes, places] = self._book.certain + drawn if model == LOOKUP else law
 
@@ -224,6 +224,8 @@ class _Book:
     ----------
     own : dict of str to int
         The law of each model.
+    cumulative : dict of str to ndarray, shape [vocabulary]
+        The same, summed up.
     certain : int
         The first of the laws that give all weight to one token.
     incoming : dict of Edge to list of int
@@ -234,17 +236,16 @@ class _Book:
         self.own = {model: index for index, model in enumerate(laws)}
         self.vocabulary = len(next(iter(laws.values())))
         self.certain = len(laws)
+        self.cumulative = {model: np.cumsum(law) for model, law in laws.items()}
         self._laws = [*laws.values(), *np.eye(self.vocabulary)]
         self.incoming: dict[Edge, list[int]] = {}
         self._outcome: dict[tuple[Edge, int], int] = {}
-
-    @property
-    def cumulative(self) -> Floats:
-        """Cumulative laws, shape [laws, vocabulary]."""
-        return np.cumsum(self._laws, axis=1)
+        self._entered: dict[Node, list[int]] = {}
 
     def enter(self, node: Node) -> list[int]:
-        """Number the laws below a level; return those that its own tokens may follow."""
+        """Enter the laws of all segments below a level; return those that its own tokens may follow."""
+        if node in self._entered:
+            return self._entered[node]
         followed = [self.own[node.model]]
         for edge in (edge for row in node.rows for edge in row):
             certain = range(self.certain, self.certain + self.vocabulary)
@@ -252,7 +253,8 @@ class _Book:
             for law in self.incoming[edge]:
                 self._outcome[edge, law] = self._reported(edge, law)
             followed += [self._outcome[edge, law] for law in self.incoming[edge]]
-        return list(dict.fromkeys(followed))
+        self._entered[node] = list(dict.fromkeys(followed))
+        return self._entered[node]
 
     def _reported(self, edge: Edge, law: int) -> int:
         """Return the number of the law that reviewed tokens follow: the verifier's own unless it is lenient."""

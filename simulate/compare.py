@@ -321,14 +321,23 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """What the clock advises: "speculate", "within noise" or "do not speculate"."""
-        if self.chosen == self.autoregression:
-            return "do not speculate"
+        """What the clock advises.
+
+        "speculate" (the chosen plan is surely faster than the target alone), "missed" (it is not, but another
+        plan surely beats it), "within noise", or "do not speculate".
+        """
         speedup = self.plan(self.chosen).speedup
         low, high = speedup.bounds or (speedup.value, speedup.value)
         if low > 1:
             return "speculate"
-        return "within noise" if high > 1 else "do not speculate"
+        if self.missed:
+            return "missed"
+        return "within noise" if low < 1 < high else "do not speculate"
+
+    @property
+    def missed(self) -> bool:
+        """Whether the regret's interval lies above 0: another candidate is surely faster than the chosen plan."""
+        return self.regret is not None and self.regret.low is not None and self.regret.low > 0
 
     def to_report(
         self,
@@ -744,6 +753,7 @@ def _summary(outcome: Comparison) -> dict[str, Any]:
         "regret": outcome.regret and outcome.regret.value,
         "regret_interval": _bounds(outcome.regret),
         "regret_against": outcome.regret_against,
+        "missed": outcome.missed,
         "speedup": chosen.speedup.value,
         "speedup_interval": _bounds(chosen.speedup),
         "predicted_speedup": alone_forecast[outcome.primary] / forecast[outcome.primary] if foreseen else None,

@@ -10,7 +10,7 @@ out by index, so that one NumPy call serves all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -57,22 +57,24 @@ class Node:
         The drafts it may review; an empty row is one pass by itself.
     pick : ndarray of int or None
         Which row to use at 0, 1, 2, ... tokens owed; None if there is only one.
+    reach : int
+        The most tokens that stand at any moment of one round.
     """
 
     model: str
     index: int
     rows: tuple[tuple[Edge, ...], ...] = ((),)
     pick: Ints | None = None
+    reach: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find how far a round reaches."""
+        object.__setattr__(self, "reach", 1 + max(sum(edge.reach for edge in row) for row in self.rows))
 
     @property
     def alone(self) -> bool:
         """Whether nothing drafts for it."""
         return self.rows == ((),)
-
-    @property
-    def reach(self) -> int:
-        """The most tokens that stand at any moment of one round."""
-        return 1 + max(sum(edge.reach for edge in row) for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -462,8 +464,7 @@ class Engine:
         if edge.stop == "until":
             asked = np.maximum(asked - held, 0)
         if left is not None:
-            room = left - held
-            asked = np.where(room > 0, asked, 0) if edge.stop == "rounds" else np.minimum(asked, room)
+            asked = np.minimum(asked, left - held)
         if edge.stop != "until" and left is None:
             return self._request(edge, asked, where)
         draft = self._request_some(edge, asked, where)
