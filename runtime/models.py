@@ -1,160 +1,271 @@
-"""Models: what a plan's names stand for, and how they are loaded."""
+"""Loading: from the names and sources that a command line or a profile gives to models that run."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hsdopt.errors import VocabularyError
-from hsdopt.runtime.session import Session, croppable_cache, max_positions
+import psutil
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from hsdopt.errors import InvalidArgumentError, ModelError
+from hsdopt.runtime import builtin
+from hsdopt.runtime.lookup import Lookup
+from hsdopt.runtime.model import Model, check_vocabulary, fingerprint, tensor_bytes
+from hsdopt.runtime.quantised import quantised_copy, without_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    import torch
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+__all__ = ["Model", "check_vocabulary", "fingerprint", "load_models", "tensor_bytes"]
+
+_ALIAS = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<source>.+)", re.DOTALL)
+_DERIVED = re.compile(r"(?P<kind>int8|int4|skip:(?P<layers>\d+(?:,\d+)*))@(?P<base>.+)", re.DOTALL)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+_HUB_SECONDS = 5.0
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
-    """A loaded model under the name that plans use.
+def load_models(
+    names: Iterable[str] | Mapping[str, str],
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    threads: int | None = None,
+    trust_remote_code: bool = False,
+) -> dict[str, Model]:
+    """Load models that share one vocabulary, under the names that plans use.
 
-    Attributes
+    Parameters
     ----------
-    name : str
-        The name in plans and profiles.
-    source : str
-        What it was loaded from: a built-in name, a recipe (``int8@smollm2``), a folder, a GGUF file or a hub id.
-    kind : {"transformers", "lookup"}
-        A network, or a table and an index.
-    network, tokenizer
-        The transformers objects; the network is None for a lookup drafter.
-    vocab_size : int
-        Token ids in use; rows of the network above are padding and are never proposed.
-    max_positions : int or None
-        The longest sequence.
-    eos : frozenset of int
-        The ids that end a text.
-    parameters, bytes : int
-        Weights, and the memory they take (shared tensors counted once).
-    fingerprint : str
-        SHA-256 over every id and its token: equal for models that share a vocabulary.
-    """
+    names : iterable of str, or mapping from name to source
+        The target first, then its drafters. Each is a built-in name, a folder, a GGUF file, a hub id, a recipe
+        over another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE``) or ``name=SOURCE``.
+    device : str
+        Where the weights go: ``"cpu"``, ``"cuda"``, ...
+    dtype : str or torch.dtype, optional
+        The weights' type; by default the one they are stored in (float32 for GGUF files).
+    threads : int, optional
+        Threads for PyTorch's operations, for the whole process.
+    trust_remote_code : bool
+        Whether code that comes with a model may run.
 
-    name: str
-    source: str
-    kind: Literal["transformers", "lookup"]
-    network: PreTrainedModel | None
-    tokenizer: PreTrainedTokenizerBase | None
-    vocab_size: int
-    max_positions: int | None
-    eos: frozenset[int]
-    parameters: int
-    bytes: int
-    fingerprint: str
-
-    @classmethod
-    def of(
-        cls,
-        network: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        name: str,
-        source: str = "memory",
-        parameters: int | None = None,
-    ) -> Model:
-        """Wrap a network that is in memory already.
-
-        Raises
-        ------
-        CacheError
-            If the network's cache cannot be cropped.
-        """
-        croppable_cache(network, name)
-        rows = int(network.config.get_text_config(decoder=True).vocab_size)
-        size = rows if tokenizer is None else min(rows, 1 + max(tokenizer.get_vocab().values()))
-        return cls(
-            name=name,
-            source=source,
-            kind="transformers",
-            network=network,
-            tokenizer=tokenizer,
-            vocab_size=size,
-            max_positions=max_positions(network),
-            eos=_end_ids(network, tokenizer),
-            parameters=sum(w.numel() for w in network.parameters()) if parameters is None else parameters,
-            bytes=tensor_bytes([network]),
-            fingerprint=fingerprint(tokenizer, size),
-        )
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """The type of the network's weights."""
-        return None if self.network is None else self.network.dtype
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the network's weights are."""
-        return None if self.network is None else self.network.device
-
-    def session(self) -> Session:
-        """Open a new session with an empty cache."""
-        return Session(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
-
-
-def tensor_bytes(networks: Iterable[torch.nn.Module]) -> int:
-    """Return the bytes of the weights of all `networks` together; a tensor that several share counts once."""
-    storages = {
-        storage.data_ptr(): storage.nbytes()
-        for network in networks
-        for tensor in (*network.parameters(), *network.buffers())
-        if (storage := tensor.untyped_storage()).nbytes()
-    }
-    return sum(storages.values())
-
-
-def fingerprint(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> str:
-    """Return SHA-256 over every id and its token, in the order of ids; ids from `vocab_size` on do not count."""
-    digest = hashlib.sha256(f"{vocab_size} tokens".encode())
-    for index, token in sorted(_token_strings(tokenizer, vocab_size).items()):
-        digest.update(f"\0{index}\0{token}".encode())
-    return digest.hexdigest()
-
-
-def check_vocabulary(target: Model, drafter: Model) -> None:
-    """Compare two vocabularies token by token; padded rows do not count.
+    Returns
+    -------
+    dict of str to Model
+        In the order given. Tensors that a drafter has in common with the target are held once.
 
     Raises
     ------
-    VocabularyError
-        If they differ; the message names the first id where they do, and both tokens.
+    ModelError
+        If a source cannot be found or read, or does not fit in memory. Its subclasses say that a cache cannot be
+        cropped (`CacheError`) or that vocabularies differ (`VocabularyError`).
+    InvalidArgumentError
+        If two models have one name, or there is none.
     """
-    if target.fingerprint == drafter.fingerprint:
+    sources = _named(names)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    loader = _Loader(_device(device), _dtype(dtype), trust_remote_code=trust_remote_code)
+    networks = [name for name, source in sources.items() if source != "lookup"]
+    if not networks:
+        raise InvalidArgumentError("expected a model with weights beside the lookup drafter; got none")
+    loaded = {name: loader.load(name, sources[name]) for name in networks}
+    target = loaded[networks[0]]
+    for drafter in list(loaded.values())[1:]:
+        check_vocabulary(target, drafter)
+        _share(target, drafter)
+    return {name: loaded.get(name) or Model.of_lookup(Lookup(), target, name=name) for name in sources}
+
+
+@dataclass
+class _Loader:
+    """Loads sources one by one, and every source once: recipes share the weights of what they start from."""
+
+    device: torch.device
+    dtype: torch.dtype | None
+    trust_remote_code: bool = field(kw_only=True)
+    bases: dict[str, Model] = field(default_factory=dict)
+
+    def load(self, name: str, source: str) -> Model:
+        source = _expanded(source)
+        if source not in self.bases:
+            derived = _DERIVED.fullmatch(source)
+            self.bases[source] = self._derive(name, derived) if derived else self._read(name, source)
+        return _renamed(self.bases[source], name, source)
+
+    def _derive(self, name: str, recipe: re.Match[str]) -> Model:
+        base = self.load(name, recipe["base"])
+        if recipe["layers"] is not None:
+            skipped = [int(number) for number in recipe["layers"].split(",")]
+            made, precision, parameters = without_layers(base.network, skipped), base.precision, None
+        else:
+            precision, parameters = recipe["kind"], base.parameters
+            made = quantised_copy(base.network, "int8" if precision == "int8" else "int4")
+        return Model.of(made, base.tokenizer, name=name, precision=precision, parameters=parameters)
+
+    def _read(self, name: str, source: str) -> Model:
+        folder, gguf = self._locate(source)
+        _check_weights(source, folder, gguf)
+        self._check_memory(source, folder if gguf is None else folder / gguf, gguf)
+        try:
+            with builtin.quiet():
+                network, tokenizer = self._pretrained(folder, gguf)
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+            said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise ModelError(f"expected a causal language model in {source}; {said}") from error
+        return Model.of(network, tokenizer, name=name)
+
+    def _pretrained(self, folder: Path, gguf: str | None) -> tuple[torch.nn.Module, object]:
+        options = {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
+        if gguf is not None:
+            options["gguf_file"] = gguf
+        dtype = self.dtype or (torch.float32 if gguf else "auto")
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
+        if gguf is not None:
+            network = builtin.unquantised(network)
+        return network.to(self.device).eval().requires_grad_(requires_grad=False), tokenizer
+
+    def _locate(self, source: str) -> tuple[Path, str | None]:
+        """Folder, and the GGUF file in it if the source is one."""
+        if source == builtin.TARGET:
+            return builtin.fetch_target(), None
+        path = Path(source).expanduser()
+        if path.is_file() and path.suffix == ".gguf":
+            return path.parent, path.name
+        if path.is_dir():
+            return path, None
+        if path.exists():
+            raise ModelError(f"expected a folder or a .gguf file; got the file {source}")
+        return _hub_folder(source, code=self.trust_remote_code), None
+
+    def _check_memory(self, source: str, path: Path, gguf: str | None) -> None:
+        need = _stored_bytes(path, self.dtype, gguf)
+        free = _free_bytes(self.device)
+        if need > free:
+            raise ModelError(
+                f"expected some {need / 1e9:.1f} GB of free memory on {self.device} for {source}; got"
+                f" {free / 1e9:.1f} GB: close other programs, or use a smaller model or --dtype bfloat16"
+            )
+
+
+def _named(names: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
+    pairs = list(names.items()) if isinstance(names, Mapping) else [_split(name) for name in names]
+    sources = dict(pairs)
+    if not pairs:
+        raise InvalidArgumentError("expected at least one model; got none")
+    if len(sources) < len(pairs):
+        twice = next(name for index, (name, _) in enumerate(pairs) if name in dict(pairs[:index]))
+        raise InvalidArgumentError(f"expected different names; got {twice!r} twice: use name=SOURCE for one")
+    return sources
+
+
+def _split(text: str) -> tuple[str, str]:
+    alias = None if Path(text).exists() else _ALIAS.fullmatch(text)
+    return (text, text) if alias is None else (alias["name"], alias["source"])
+
+
+def _expanded(source: str) -> str:
+    """Replace a built-in name by its recipe, so that equal recipes are one."""
+    return builtin.BUILTIN[source][0] if source in builtin.BUILTIN else source
+
+
+def _renamed(model: Model, name: str, source: str) -> Model:
+    return replace(model, name=name, source=source)
+
+
+def _device(device: str) -> torch.device:
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgumentError(f"expected a device such as cpu or cuda; got {device!r}") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"expected a CUDA device for {device!r}; PyTorch finds none: use --device cpu")
+    return chosen
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise InvalidArgumentError(f"expected one of {', '.join(_DTYPES)} as dtype; got {dtype!r}")
+    chosen: torch.dtype = getattr(torch, dtype)
+    return chosen
+
+
+def _check_weights(source: str, folder: Path, gguf: str | None) -> None:
+    if gguf is not None:
         return
-    ours, theirs = (_token_strings(model.tokenizer, model.vocab_size) for model in (target, drafter))
-    first = min((i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i)), default=None)
-    where = (
-        f"{target.vocab_size} and {drafter.vocab_size} ids without tokenizers"
-        if first is None
-        else f"id {first} is {ours.get(first)!r} and {theirs.get(first)!r}"
-    )
-    raise VocabularyError(
-        f"expected one vocabulary for {target.name} and {drafter.name}; {where}:"
-        " use a drafter made for the target's tokenizer"
-    )
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"expected a model folder with config.json; {source} has none")
+    if not any(folder.glob("*.safetensors")):
+        found = next((p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern)), "none")
+        raise ModelError(
+            f"expected safetensors weights in {source}; found {found}: pickled weights are never read,"
+            " convert them with save_pretrained"
+        )
 
 
-def _token_strings(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> dict[int, str]:
-    if tokenizer is None:
-        return {}
-    return {index: token for token, index in tokenizer.get_vocab().items() if index < vocab_size}
+def _stored_bytes(path: Path, dtype: torch.dtype | None, gguf: str | None) -> int:
+    """Memory that loading takes at its peak."""
+    if gguf is not None:
+        return 8 * path.stat().st_size  # four bits a weight become float32
+    stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    config = AutoConfig.from_pretrained(path, local_files_only=True) if dtype is not None else None
+    kept = getattr(config, "dtype", None)
+    return stored if dtype is None or kept is None else stored * dtype.itemsize // kept.itemsize
 
 
-def _end_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    generation = getattr(network, "generation_config", None)
-    for holder in (generation, network.config.get_text_config(decoder=True), tokenizer):
-        ids = getattr(holder, "eos_token_id", None)
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
-    return frozenset()
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _share(target: Model, drafter: Model) -> None:
+    """Let a drafter use the target's tensors where its own are equal, as embeddings often are."""
+    if drafter.network is None or target.network is None:
+        return
+    theirs = dict(target.network.named_parameters())
+    for name, weight in drafter.network.named_parameters():
+        other = theirs.get(name)
+        same = other is not None and other.shape == weight.shape and other.dtype == weight.dtype
+        if same and other.data_ptr() != weight.data_ptr() and torch.equal(other, weight):
+            weight.data = other.data
+
+
+def _hub_folder(source: str, *, code: bool) -> Path:
+    """Find a model of the hub in its cache or download it; one line at once where neither can be."""
+    if not _HUB_ID.fullmatch(source):
+        raise ModelError(f"expected {_kinds()} or a hub id; {source!r} is none of them")
+    cached = _cached_snapshot(source)
+    if cached is not None:
+        return cached
+    try:
+        HfApi().model_info(source, timeout=_HUB_SECONDS)  # asks once; the download alone would retry for minutes
+        patterns = [*_HUB_FILES, "*.py"] if code else _HUB_FILES
+        return Path(snapshot_download(source, allow_patterns=patterns))
+    except Exception as error:  # the hub's client raises those of whichever HTTP library it uses
+        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ModelError(
+            f"unknown model {source!r}: not {_kinds()}, not in the hub's cache, and the hub gave none ({said})"
+        ) from error
+
+
+def _cached_snapshot(source: str) -> Path | None:
+    try:
+        folder = Path(snapshot_download(source, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def _kinds() -> str:
+    return f"a built-in name ({', '.join(builtin.BUILTIN)}), a folder, a .gguf file"
