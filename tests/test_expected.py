@@ -622,8 +622,11 @@ def test_bild_caps_keep_the_last_token() -> None:
     got = passes(Bild("target", "small", max_draft=4), script("0" * 10, "0" * 10))
     assert got == pytest.approx({("small", 1): 7, ("small", 2): 1, ("target", 5): 2})
     assert passes(Bild("target", "small", stride=4), script("1" * 10, "0" * 10)) == pytest.approx(got)
-    long = passes(Bild("target", "small", semantics="reference"), script("0" * 22, "0" * 22))
+    quiet = script("0" * 22, "0" * 22)
+    long = passes(Bild("target", "small", semantics="reference"), quiet)
     assert long == pytest.approx({("small", 1): 19, ("small", 2): 1, ("target", 11): 2})
+    longer = passes(Bild("target", "small", max_draft=21, semantics="reference"), quiet)
+    assert longer == pytest.approx({("small", 1): 21, ("target", 22): 1})
 
 
 def test_bild_finite_outputs_leave_the_last_token_to_the_large_model() -> None:

@@ -12,7 +12,7 @@ from hsdopt.errors import PredictionError
 from hsdopt.latency.counts import Counts
 from hsdopt.plan import Bild
 
-_REFERENCE_STINT = 10  # the authors' code never lets the small model write more at once
+_REFERENCE_STINT = 10  # what the authors' code lets the small model write at once, unless told
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,10 @@ def _stint(  # noqa: PLR0917 - the state of one stint
     plan: Bild, script: _Script, at: int, room: int, missing: int, passes: dict[tuple[str, int], float]
 ) -> tuple[int, int]:
     """Return how many small tokens a stint from `at` keeps, and what the small model is missing after it."""
-    caps = (plan.max_draft, plan.stride, _REFERENCE_STINT if plan.semantics == "reference" else None)
-    longest = min([room, *(cap for cap in caps if cap is not None)])
+    longest = plan.max_draft if plan.stride is None else plan.stride
+    if longest is None and plan.semantics == "reference":
+        longest = _REFERENCE_STINT
+    longest = room if longest is None else min(longest, room)
     for written in range(longest):
         passes[plan.small, max(1, missing)] += 1
         if script.doubts[(at + written) % len(script.doubts)]:
