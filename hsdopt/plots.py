@@ -49,7 +49,8 @@ _BLUE, _RED, _GREY, _PALE = "#0072B2", "#D55E00", "#5F5F5F", "#DADADA"
 _PALETTE = (_BLUE, _RED, "#00865F", "#A64D83", "#B07900", "#3B9DD8", "#6B4F1D", "#6A51A3")
 _TARGET = "#222222"
 _MARKERS = "osD^vPX*"
-_TEXT = 9.0
+_TEXT, _SMALL = 9.5, 8.5
+"""Points: of text, and of plan names."""
 _STYLE: dict[Any, Any] = {
     "font.size": _TEXT,
     "axes.titlesize": 10.5,
@@ -75,8 +76,8 @@ _STYLE: dict[Any, Any] = {
     "savefig.facecolor": "white",
     "svg.hashsalt": "hsdopt",
 }
-_WIDTH = 6.6
-"""Inches: the widest figure whose 9-point text a phone still shows legibly."""
+_WIDTH = 6.0
+"""Inches: about the widest figure whose text a phone still shows legibly."""
 
 _TABLE = "hsdopt_table"
 """The attribute of an Axes under which a figure keeps the data that it shows."""
@@ -135,7 +136,7 @@ def simulated_against_real(report: Report, *, ax: Axes | None = None) -> Axes:
     rows = [row for row in report["plans"] if row["predicted"]]
     if not rows:
         raise InvalidArgumentError("expected at least one predicted plan in the report; got none")
-    axes = _axes(ax, max(5.0, 0.2 * len(rows) + 1.2), _WIDTH + 0.8)
+    axes = _axes(ax, max(5.0, 0.2 * len(rows) + 1.2), _WIDTH + 0.6)
     primary = report["summary"]["predictor"]
     names = sorted({name for row in rows for name in row["predicted"]}, key=lambda name: (name != primary, name))
     low, high = _span([value for row in rows for value in _times(row)])
@@ -200,7 +201,7 @@ def where_the_time_goes(report: Report, *, models: Sequence[str] = (), ax: Axes 
     axes = _axes(ax, 0.27 * len(rows) + 1.9)
     target = report["summary"]["autoregression"].strip('"')
     used = sorted({name for row in rows for name in row["seconds_by_model"]}, key=lambda name: (name != target, name))
-    colours = model_colours(models or used, target)
+    colours = model_colours(tuple(dict.fromkeys([*models, *used])), target)
     left = np.zeros(len(rows))
     for model in used:
         width = np.array([1e3 * row["seconds_by_model"].get(model, 0.0) for row in rows])
@@ -427,7 +428,7 @@ def _label_column(
     heights = to_fraction.transform(np.asarray(points, dtype=float))[:, 1]
     order = np.argsort(heights, kind="stable")
     tall = axes.get_window_extent().height / axes.figure.dpi * 72
-    gap = min(1.35 * _TEXT / tall, 1.06 / len(points))
+    gap = min(1.35 * _SMALL / tall, 1.06 / len(points))
     steps = gap * np.arange(len(points))
     # Least movement that keeps the order and the gap: an isotonic fit of the heights less their steps.
     places = isotonic_regression(heights[order] - steps).x
@@ -440,7 +441,7 @@ def _label_column(
             textcoords="axes fraction",
             va="center",
             color=colours[index],
-            fontsize=min(_TEXT, gap * tall / 1.2),
+            fontsize=min(_SMALL, gap * tall / 1.2),
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
@@ -510,7 +511,7 @@ def _plan_ticks(axes: Axes, rows: Sequence[Row], report: Report) -> None:
     """Name the bars by their plans; the chosen one is bold and says so."""
     chosen = report["summary"]["chosen"]
     texts = [elide(row["plan"], 34) for row in rows]
-    axes.set_yticks(range(len(rows)), texts)
+    axes.set_yticks(range(len(rows)), texts, fontsize=_SMALL)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         if row["plan"] == chosen:
             label.set(color=_RED, fontweight="bold", text=elide(row["plan"], 34))

@@ -153,6 +153,8 @@ def _headline(summary: Row) -> str:
         return "Do not speculate"
     if summary["verdict"] == "within noise":
         return f"{summary['chosen']}: within noise of the target alone"
+    if summary["verdict"] == "missed":
+        return f"Use {summary['regret_against']}, not the predicted {summary['chosen']}"
     return f"Use {summary['chosen']}: {summary['speedup']:.2f} times as fast"
 
 
@@ -161,6 +163,7 @@ def _answer(report: Report) -> str:
     chosen, alone = (_code(summary[name]) for name in ("chosen", "autoregression"))
     heading = {
         "speculate": f"Use {chosen}",
+        "missed": f"Use {_code(summary['regret_against'] or '')}: the prediction missed it",
         "within noise": "It makes little difference here",
         "do not speculate": "Do not speculate",
     }[summary["verdict"]]
@@ -177,20 +180,33 @@ def _sentence(report: Report, chosen: str, alone: str) -> str:
     times = {row["plan"]: _ms(row["measured_seconds_per_token"]) for row in report["plans"]}
     own, base = times[summary["chosen"]], times[summary["autoregression"]]
     if summary["chosen"] == summary["autoregression"]:
-        rival = _code(summary["best"])
-        found = "no plan measured here was faster" if summary["best"] == summary["chosen"] else f"fastest was {rival}"
-        return f"{alone} on its own takes {base} ms per token, and that is the prediction's choice; {found}."
+        return f"The prediction chose {alone} alone, which takes {base} ms per token. {_rival(report)}"
     foreseen = summary["predicted_speedup"]
     sure = _between(summary["speedup_interval"], "{:.2f}", summary["confidence"])
     return (
-        f"{chosen} ran {summary['speedup']:.2f} times as fast as {alone} alone{sure}: {own} instead of {base} ms per token"
-        f"{'' if foreseen is None else f' (predicted: {foreseen:.2f} times)'}."
+        f"{chosen} ran {summary['speedup']:.2f} times as fast as {alone} alone{sure}: "
+        f"{own} instead of {base} ms per token{'' if foreseen is None else f' (predicted: {foreseen:.2f} times)'}."
         f"{_advice(report)}"
     )
 
 
+def _rival(report: Report) -> str:
+    """Return what the clock says against the chosen plan."""
+    summary = report["summary"]
+    if summary["missed"]:
+        low, high = (100 * bound for bound in summary["regret_interval"])
+        return f"{_code(summary['regret_against'])} was {_percent(low)} to {_percent(high)} faster than that."
+    return "No plan measured here was surely faster."
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f}&#8239;%"
+
+
 def _advice(report: Report) -> str:
     summary = report["summary"]
+    if summary["missed"] and summary["verdict"] == "missed":
+        return f" {_rival(report)}"
     if summary["verdict"] == "within noise":
         return " The interval holds 1: on these prompts there may be no gain at all."
     if summary["verdict"] == "do not speculate":
@@ -210,6 +226,10 @@ def _warnings(report: Report) -> list[str]:
     """Return the report's own warnings and those that its figures call for."""
     summary, warnings = report["summary"], list(report.get("warnings", ()))
     unexplained = sum(not entry["near_tie"] for entry in report["mismatches"])
+    if summary["missed"] and summary["verdict"] == "speculate":
+        warnings.append(
+            f"Another plan, {summary['regret_against']}, was surely faster than the chosen one: see the regret."
+        )
     if unexplained:
         warnings.append(f"{unexplained} outputs differ from the target's own where no near tie explains it.")
     if summary["drift"] is not None and abs(summary["drift"]) > 0.1:
@@ -248,7 +268,7 @@ def _tiles(summary: Row) -> str:
 
 
 def _p95(value: float | None, kind: str) -> str:
-    return kind if value is None else f"{kind}; 95 % of plans within {100 * value:.1f} %"
+    return kind if value is None else f"{kind}; 95&#8239;% of plans within {100 * value:.1f}&#8239;%"
 
 
 def _plans(report: Report) -> str:
@@ -265,12 +285,12 @@ def _plans(report: Report) -> str:
 def _plan_row(row: Row, summary: Row) -> str:
     chosen = row["plan"] == summary["chosen"]
     marks = {"chosen": chosen, "fastest": row["plan"] == summary["best"]}
-    badges = "".join(f'<span class="badge">{word}</span>' for word, shown in marks.items() if shown)
+    badges = "".join(f' <span class="badge">{word}</span>' for word, shown in marks.items() if shown)
     cells = [
-        f"{_code(row['plan'])}{badges}<small>{escape(row['family'])}</small>",
+        f"{_code(row['plan'])}<small>{escape(row['family'])}{badges}</small>",
         _ms(row["measured_seconds_per_token"]) + _range(row["interval"], 1e3, 1),
         _ms(row["predicted_seconds_per_token"]),
-        _number(row["error"], "{:+.1%}") + _split(row),
+        _number(row["error"], "{:+z.1%}") + _split(row),
         _number(row["speedup"], "{:.2f}") + _range(row["speedup_interval"], 1, 2),
         _number(row["tokens_per_pass"], "{:.2f}"),
     ]
@@ -281,7 +301,7 @@ def _plan_row(row: Row, summary: Row) -> str:
 def _split(row: Row) -> str:
     """Return where the error comes from, as small print."""
     parts = [
-        f"{word} {_number(row[key], '{:+.1%}')}"
+        f"{word} {_number(row[key], '{:+z.1%}')}"
         for word, key in (("acceptance", "acceptance_error"), ("cost", "cost_error"))
         if row[key] is not None
     ]
@@ -322,7 +342,7 @@ def _predictor_row(entry: Row) -> str:
         _number(entry["p95_error"], "{:.1%}"),
         _number(entry["spearman"], "{:.2f}"),
         _number(entry["rank_agreement"], "{:.0%}"),
-        _number(entry["regret"], "{:+.1%}"),
+        _number(entry["regret"], "{:+z.1%}"),
         pick,
     ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
@@ -333,7 +353,7 @@ def _coverage(summary: Row) -> str:
     return (
         ""
         if share is None
-        else f"The interval predicted from the profile held the measured time of {share:.0%} of plans."
+        else f"The interval predicted from the profile held the measured time of {_percent(100 * share)} of plans."
     )
 
 
@@ -389,10 +409,10 @@ def _plain(value: object) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[str], caption: str = "") -> str:
-    title = f"<caption>{caption}</caption>" if caption else ""
+    title = f'<p class="soft">{caption}</p>' if caption else ""
     names = "".join(f'<th scope="col">{name}</th>' for name in head)
     top = f"<thead><tr>{names}</tr></thead>" if head else ""
-    return f'<div class="scroll"><table>{title}{top}<tbody>{"".join(rows)}</tbody></table></div>'
+    return f'{title}<div class="scroll"><table>{top}<tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def _code(text: str) -> str:
@@ -422,4 +442,4 @@ def _range(bounds: Sequence[float] | None, scale: float, digits: int) -> str:
 def _between(bounds: Sequence[float] | None, form: str, confidence: float) -> str:
     if bounds is None:
         return ""
-    return f" ({100 * confidence:.0f} % interval {form.format(bounds[0])} to {form.format(bounds[1])})"
+    return f" ({_percent(100 * confidence)} interval {form.format(bounds[0])} to {form.format(bounds[1])})"
