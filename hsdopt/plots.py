@@ -79,6 +79,9 @@ _STYLE: dict[Any, Any] = {
 _WIDTH = 6.0
 """Inches: about the widest figure whose text a phone still shows legibly."""
 
+_ROUND = tuple(m * 10.0**e for e in range(-4, 7) for m in (1, 1.5, 2, 3, 4, 5, 7))
+"""Ticks of a long logarithmic axis."""
+
 _TABLE = "hsdopt_table"
 """The attribute of an Axes under which a figure keeps the data that it shows."""
 
@@ -271,7 +274,7 @@ def acceptance_heatmap(profile: Profile, *, ax: Axes | None = None) -> Axes:
     drafters = profile.drafters or (profile.target,)
     rates = np.array([[_rate(profile, drafter, verifier) for verifier in verifiers] for drafter in drafters])
     size = 0.42 * len(drafters)
-    axes = _axes(ax, size + 1.9, min(_WIDTH, 2.6 + 0.62 * len(verifiers)))
+    axes = _axes(ax, size + 1.9, min(_WIDTH, 3.0 + 0.62 * len(verifiers)))
     image = axes.imshow(np.ma.masked_invalid(rates), vmin=0, vmax=1, cmap="Blues", aspect="auto")
     axes.set_facecolor("#F2F2F2")
     for (y, x), rate in np.ndenumerate(rates):
@@ -339,9 +342,13 @@ def report_figures(report: Report, profile: Profile | None = None) -> dict[str, 
 
 def profile_figures(profile: Profile) -> dict[str, Figure]:
     """Return every figure of a profile, by name, in reading order."""
-    return {
+    costs = {
         "cost-curves": _on_own_figure(cost_curves, profile),
         "cost-curves-relative": _on_own_figure(cost_curves, profile, relative=True),
+    }
+    if not profile.drafters:
+        return costs
+    return costs | {
         "acceptance-heatmap": _on_own_figure(acceptance_heatmap, profile),
         "acceptance-by-position": _on_own_figure(acceptance_by_position, profile),
     }
@@ -470,7 +477,8 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 def _log_axes(axes: Axes) -> None:
     axes.set(xscale="log", yscale="log")
     low, high = axes.get_xlim()
-    ticks = [m * 10.0**e for e in range(-4, 7) for m in (1, 1.5, 2, 3, 4, 5, 7) if low <= m * 10.0**e <= high]
+    nice = MaxNLocator(6).tick_values(low, high) if high < 3 * low else _ROUND
+    ticks = [tick for tick in nice if low <= tick <= high]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)

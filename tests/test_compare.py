@@ -244,8 +244,14 @@ def test_drift_and_slow_runs_are_told_and_kept() -> None:
 
 def test_verdicts() -> None:
     assert outcome(runs_of(constant(RATES)), {}).verdict == "speculate"
-    assert outcome(runs_of(constant(RATES)), {}, chosen=ALONE).verdict == "do not speculate"
-    assert outcome(runs_of(constant(RATES | {STACK: 0.05})), {}).verdict == "do not speculate"
+    slow = runs_of(constant({ALONE: 0.04, DRAFT: 0.05, STACK: 0.06}))
+    assert outcome(slow, {}, chosen=ALONE).verdict == "do not speculate"
+    assert outcome(runs_of(constant(RATES)), {}, chosen=ALONE).verdict == "missed"
+    assert outcome(slow, {}).verdict == "missed"
+    assert outcome(runs_of(constant(RATES)), {}, chosen=DRAFT).verdict == "speculate"
+    assert outcome(runs_of(constant(RATES)), {}, chosen=DRAFT).missed
+    single = runs_of(constant({ALONE: 0.04, DRAFT: 0.05, STACK: 0.06}), repeats=1)
+    assert outcome(single, {}).verdict == "do not speculate"
 
     def unsure(plan: str, _repeat: int, prompt: int) -> float:
         return 1.0 if plan == ALONE else 0.7 + 0.1 * prompt

@@ -90,7 +90,7 @@ def test_labels_of_every_model_are_apart_and_inside(count: int) -> None:
 @pytest.mark.parametrize(("plans", "models"), [(1, 1), (14, 4)])
 def test_every_figure_draws(plans: int, models: int) -> None:
     figures = plots.report_figures(report_of(plans), profile_of(models))
-    assert len(figures) == 7
+    assert len(figures) == (7 if models > 1 else 5)
     for figure in figures.values():
         assert plots.render(figure, "svg").startswith(b"<?xml")
     assert not plt.get_fignums()
@@ -107,10 +107,9 @@ def test_points_stand_where_the_numbers_say() -> None:
     report = report_of(3)
     axes = plots.simulated_against_real(report)
     hollow = next(line for line in axes.lines if line.get_label() == "closed form")
-    expected = [
-        (1e3 * row["measured_seconds_per_token"], 1e3 * row["predicted"]["closed form"]) for row in report["plans"]
-    ]
-    assert np.allclose(hollow.get_xydata(), expected)
+    measured = [1e3 * row["measured_seconds_per_token"] for row in report["plans"]]
+    predicted = [1e3 * row["predicted"]["closed form"] for row in report["plans"]]
+    assert np.allclose(hollow.get_xydata(), np.stack([measured, predicted], axis=1))
     assert axes.get_xlim() == axes.get_ylim()
 
 
@@ -159,7 +158,7 @@ def test_saved_figures_come_with_their_data(tmp_path: Path) -> None:
     paths = plots.save_figure(plots.report_figures(report)["speedups"], tmp_path / "v1.2-speedups")
     assert [path.name for path in paths] == ["v1.2-speedups.png", "v1.2-speedups.svg", "v1.2-speedups.csv"]
     assert paths[0].read_bytes().startswith(b"\x89PNG")
-    rows = list(csv.DictReader(paths[2].open(encoding="utf-8")))
+    rows = list(csv.DictReader(paths[2].read_text(encoding="utf-8").splitlines()))
     assert [row["plan"] for row in rows] == [row["plan"] for row in report["plans"]]
     assert [float(row["speedup"]) for row in rows] == [row["speedup"] for row in report["plans"]]
     assert rows[0]["speedup_interval_low"]
