@@ -381,6 +381,7 @@ def compare(
     rng: np.random.Generator,
     cost: Callable[[str, int], float] | None = None,
     candidates: Collection[str] | None = None,
+    families: Mapping[str, str] = _EMPTY,
     replicates: int = 4000,
     confidence: float = 0.95,
 ) -> Comparison:
@@ -400,6 +401,8 @@ def compare(
     candidates : collection of str, optional
         The plans that the solver could have chosen, for the regret; by default every plan that was run. Leave
         out plans that change the output and baselines from elsewhere.
+    families : mapping of str to str
+        Families of labels that are not plans in notation, as of adaptive plans.
     replicates : int
         Bootstrap replicates.
     confidence : float
@@ -429,7 +432,10 @@ def compare(
     for name in (chosen, autoregression, *(candidates or ())):
         grid.index(name)
     options = grid.plans if candidates is None else tuple(name for name in grid.plans if name in set(candidates))
-    results = _results(grid, predictions, autoregression, cost)
+    results = tuple(
+        replace(result, family=families.get(result.plan, result.family))
+        for result in _results(grid, predictions, autoregression, cost)
+    )
     regret, against = _regret(grid, chosen, options)
     rates = dict(zip(grid.plans, grid.rates(), strict=True))
     return Comparison(

@@ -274,13 +274,14 @@ SUMMARY = {"median_error", "p95_error", "transfer_median_error", "spearman", "re
 def test_report_has_the_promised_keys_and_is_plain_json() -> None:
     labels = ("transformers generate()", *RATES)
     runs = runs_of(constant(RATES | {labels[0]: 0.05}), plans=labels)
-    report = outcome(runs, RATES).to_report(
+    report = outcome(runs, RATES, families={STACK: "adaptive"}).to_report(
         provenance={"torch": "2.13"}, mismatches=[Mismatch(DRAFT, 3, 17, 0.01, 0.02)], why="it is fast"
     )
     read = json.loads(json.dumps(report, allow_nan=False))
     assert set(read["summary"]) >= SUMMARY
     assert all(set(entry) >= KEYS for entry in read["plans"])
     assert read["summary"]["speedup"] == pytest.approx(2.0)
+    assert read["plans"][0]["family"] == "adaptive"
     assert read["summary"]["predicted_speedup"] == pytest.approx(2.0)
     assert read["mismatches"][0]["near_tie"] is True
     unpredicted = next(entry for entry in read["plans"] if entry["plan"] == labels[0])
