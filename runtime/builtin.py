@@ -24,6 +24,8 @@ from hsdopt.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from transformers import PreTrainedModel
+
     Report = Callable[[str], None]
 
 TARGET = "smollm2"
@@ -182,7 +184,7 @@ def convert_gguf(gguf: Path, folder: Path, *, note: str) -> Path:
     return folder
 
 
-def unquantised(network: torch.nn.Module) -> torch.nn.Module:
+def unquantised(network: PreTrainedModel) -> PreTrainedModel:
     """Rebuild a network read from GGUF, which refuses to be saved or copied, round the same weights."""
     config = copy.deepcopy(network.config)
     del config.quantization_config

@@ -14,13 +14,16 @@ from huggingface_hub import HfApi, snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hsdopt.errors import InvalidArgumentError, ModelError
+from hsdopt.profiles import Profile
 from hsdopt.runtime import builtin
-from hsdopt.runtime.lookup import Lookup
+from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.model import Model, check_vocabulary, fingerprint, tensor_bytes
 from hsdopt.runtime.quantised import quantised_copy, without_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["Model", "check_vocabulary", "fingerprint", "load_models", "tensor_bytes"]
 
@@ -33,7 +36,7 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 
 
 def load_models(
-    names: Iterable[str] | Mapping[str, str],
+    names: Iterable[str] | Mapping[str, str] | Profile,
     *,
     device: str = "cpu",
     dtype: str | torch.dtype | None = None,
@@ -44,9 +47,10 @@ def load_models(
 
     Parameters
     ----------
-    names : iterable of str, or mapping from name to source
-        The target first, then its drafters. Each is a built-in name, a folder, a GGUF file, a hub id, a recipe
-        over another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE``) or ``name=SOURCE``.
+    names : iterable of str, mapping from name to source, or Profile
+        The target first, then its drafters. Each is a built-in name, a folder, a GGUF file, a hub id, a recipe over
+        another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE``) or ``name=SOURCE``. A profile stands for
+        the models that it was measured with, its lookup table among them.
     device : str
         Where the weights go: ``"cpu"``, ``"cuda"``, ...
     dtype : str or torch.dtype, optional
@@ -69,6 +73,10 @@ def load_models(
     InvalidArgumentError
         If two models have one name, or there is none.
     """
+    lookup = Lookup()
+    if isinstance(names, Profile):
+        dtype = names.models[names.target].dtype if dtype is None else dtype
+        names, lookup = _sources(names), _lookup_of(names)
     sources = _named(names)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -81,7 +89,7 @@ def load_models(
     for drafter in list(loaded.values())[1:]:
         check_vocabulary(target, drafter)
         _share(target, drafter)
-    return {name: loaded.get(name) or Model.of_lookup(Lookup(), target, name=name) for name in sources}
+    return {name: loaded.get(name) or Model.of_lookup(lookup, target, name=name) for name in sources}
 
 
 @dataclass
@@ -117,13 +125,13 @@ class _Loader:
         try:
             with builtin.quiet():
                 network, tokenizer = self._pretrained(folder, gguf)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError) as error:
+        except Exception as error:  # damaged files raise whatever their reader happens to trip over
             said = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"expected a causal language model in {source}; {said}") from error
         return Model.of(network, tokenizer, name=name)
 
-    def _pretrained(self, folder: Path, gguf: str | None) -> tuple[torch.nn.Module, object]:
-        options = {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
+    def _pretrained(self, folder: Path, gguf: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        options: dict[str, object] = {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
         if gguf is not None:
             options["gguf_file"] = gguf
         dtype = self.dtype or (torch.float32 if gguf else "auto")
@@ -154,6 +162,22 @@ class _Loader:
                 f"expected some {need / 1e9:.1f} GB of free memory on {self.device} for {source}; got"
                 f" {free / 1e9:.1f} GB: close other programs, or use a smaller model or --dtype bfloat16"
             )
+
+
+def _sources(profile: Profile) -> dict[str, str]:
+    """Return the sources of a profile's models by name, the target first."""
+    names = (profile.target, *profile.drafters)
+    missing = next((name for name in names if name not in profile.models), None)
+    if missing is not None:
+        raise ModelError(f"expected a profile that says where {missing} came from; got none: profile the models again")
+    return {name: profile.models[name].source for name in names}
+
+
+def _lookup_of(profile: Profile) -> Lookup:
+    """Return the lookup drafter with the table that was saved with the profile."""
+    if not profile.lookup:
+        return Lookup()
+    return Lookup(Bigrams(profile.lookup["previous"], profile.lookup["following"]))
 
 
 def _named(names: Iterable[str] | Mapping[str, str]) -> dict[str, str]:
@@ -236,9 +260,13 @@ def _share(target: Model, drafter: Model) -> None:
     theirs = dict(target.network.named_parameters())
     for name, weight in drafter.network.named_parameters():
         other = theirs.get(name)
-        same = other is not None and other.shape == weight.shape and other.dtype == weight.dtype
-        if same and other.data_ptr() != weight.data_ptr() and torch.equal(other, weight):
+        if other is not None and _equal_copies(other, weight):
             weight.data = other.data
+
+
+def _equal_copies(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
+    return alike and one.data_ptr() != other.data_ptr() and torch.equal(one, other)
 
 
 def _hub_folder(source: str, *, code: bool) -> Path:

@@ -27,6 +27,10 @@ _SMALLEST = 1e-20  # of a scale: rows of zeros must not divide by it
 class Int8Linear(nn.Module):
     """``y = x W^T + b`` with W [out, in] as int8, one scale per output."""
 
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
@@ -46,6 +50,10 @@ class Int8Linear(nn.Module):
 
 class Int4Linear(nn.Module):
     """``y = x W^T + b`` with W [out, in] as int4 in groups of 32 inputs, each with a scale and a zero point."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -83,7 +91,8 @@ class _SharedEmbedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Map ids [...] to rows [..., width] in bfloat16."""
-        return self.inner(ids).to(_ACTIVATIONS)
+        rows: torch.Tensor = self.inner(ids)
+        return rows.to(_ACTIVATIONS)
 
 
 _LAYERS: dict[Precision, type[Int8Linear | Int4Linear]] = {"int8": Int8Linear, "int4": Int4Linear}
