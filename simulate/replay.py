@@ -252,7 +252,8 @@ class _Script:
             raise PredictionError("expected outputs of at least 2 tokens to replay; got 1: profile longer outputs")
         self.prompt = np.asarray(self.traces.context)[self.first].astype(np.int64)
         self._context = context
-        self._span = (int(self.prompt.min()), int((self.prompt + self.wanted).max()))
+        # Big Little Decoder's first review reads the last token of the prompt again.
+        self._span = (int(self.prompt.min()) - 1, int((self.prompt + self.wanted).max()))
         self._beyond = beyond
         self._tables: dict[str, CostTable] = {}
         self._odds: dict[tuple[str, str], Floats] = {}
