@@ -76,7 +76,8 @@ def load_models(
     lookup = Lookup()
     if isinstance(names, Profile):
         dtype = names.models[names.target].dtype if dtype is None else dtype
-        names, lookup = _sources(names), _lookup_of(names)
+        lookup = _lookup_of(names)
+        names = _sources(names)
     sources = _named(names)
     if threads is not None:
         torch.set_num_threads(threads)
