@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hsdopt.latency.expected import Estimate
-from hsdopt.plan import Plan
+from hsdopt.plan import Adaptive, Bild, Level, Plan, format_plan
 
-__all__ = ["Candidate", "Solution"]
+__all__ = ["Candidate", "FrontierPoint", "Solution", "family_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +34,58 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """One setting of Big Little Decoder that no other beats in both speed and quality.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    speedup : float
+        Over the target's autoregression.
+    deviation : float
+        Share of the output's tokens that are not the target's most likely ones, along the traces.
+    """
+
+    candidate: Candidate
+    speedup: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     """The best plan for a profile, and how sure that is.
 
     Attributes
     ----------
     plan : Plan
+        The plan to run; the target alone where nothing beats it beyond noise.
     seconds_per_token : float
         Expected, as the deciding evaluator sees it.
     speedup : float
         Over the target's autoregression by the same evaluator.
-    interval : (float, float) or None
-        95 % interval of the speed-up.
-    candidate : Candidate
-        The plan with its estimate.
-    autoregression : Candidate
+    candidate, autoregression : Candidate
+        The plan, and the target alone.
     best_by_family : mapping of str to Candidate
-        The best plan of every family that was searched.
+        The best plan of every family that was searched, of those that no smaller family contains.
     runners_up : tuple of Candidate
-        The next best plans, best first.
+        The next best plans, best first; the first is the contender where the plan is autoregression.
+    interval : (float, float) or None
+        95 % interval of the speed-up, of the contender where the plan is autoregression. None if the profile
+        has nothing to resample.
+    probability_within : float or None
+        Chance that the plan (or the contender) is within 2 % of the best of the leading candidates.
+    resolution : float or None
+        The smallest relative difference in speed that the profile can tell from noise.
+    frontier : tuple of FrontierPoint
+        Of Big Little Decoder, the most faithful first; empty for other families.
     memory_bytes : int
         Weights that the plan needs loaded.
     why : str
         One line.
     warnings : tuple of str
     exact : bool
-        Whether the optimum of the family was found exactly (under the closed form), or searched.
+        Whether every family was searched to its optimum under edge-local costs, or only in part. The full count
+        of catch-up tokens chooses among the best so found.
     predictor : str
         Who decided: "closed form" or the name of the evaluator given.
     """
@@ -69,9 +95,12 @@ class Solution:
     speedup: float
     candidate: Candidate
     autoregression: Candidate
-    interval: tuple[float, float] | None = None
     best_by_family: Mapping[str, Candidate] = field(default_factory=lambda: MappingProxyType({}))
     runners_up: tuple[Candidate, ...] = ()
+    interval: tuple[float, float] | None = None
+    probability_within: float | None = None
+    resolution: float | None = None
+    frontier: tuple[FrontierPoint, ...] = ()
     memory_bytes: int = 0
     why: str = ""
     warnings: tuple[str, ...] = ()
@@ -80,5 +109,50 @@ class Solution:
 
     @property
     def speculate(self) -> bool:
-        """Whether anything beats the target alone."""
+        """Whether the answer is anything but the target alone."""
         return self.plan != self.autoregression.plan
+
+    @property
+    def contender(self) -> Candidate | None:
+        """The plan itself, or the best one that did not beat the target beyond noise; None if there is none."""
+        if self.speculate:
+            return self.candidate
+        return next((other for other in self.runners_up if other.plan != self.plan), None)
+
+    @property
+    def best_single(self) -> Candidate | None:
+        """The best plan of one drafter; None if there is none."""
+        return self.best_by_family.get("speculative")
+
+
+def family_of(plan: Plan) -> str:
+    """Return the smallest family that contains a plan.
+
+    Examples
+    --------
+    >>> from hsdopt.plan import parse_plan
+    >>> [family_of(parse_plan(text)) for text in ("t", "t(d:4)", "t(d:4(e:2))", "t(d:4, e:2)", "t(d:4+(e:2))")]
+    ['autoregression', 'speculative', 'hierarchy', 'cascade', 'cascade']
+    """
+    if isinstance(plan, Bild):
+        return "bild"
+    if isinstance(plan, Adaptive):
+        return "autoregression" if plan.draft is None else "adaptive"
+    if not isinstance(plan, Level) or not plan.row:
+        return "autoregression"
+    levels = list(plan.walk())
+    plain = all(segment.stop == "truncate" for level in levels for segment in level.row)
+    if not plain or any(len(level.row) > 1 for level in levels):
+        return "cascade"
+    return "speculative" if plan.depth == 1 else "hierarchy"
+
+
+def size_of(plan: Plan) -> tuple[int, int, str]:
+    """Return what decides between plans that tie: models, tokens drafted at all levels, then the notation."""
+    if isinstance(plan, Level):
+        drafted = sum(segment.length for level in plan.walk() for segment in level.row)
+    elif isinstance(plan, Adaptive):
+        drafted = (0 if plan.draft is None else plan.draft.length) + sum(len(table) for _, table in plan.tables)
+    else:
+        drafted = 0
+    return len(plan.models), drafted, format_plan(plan)
