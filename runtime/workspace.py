@@ -189,7 +189,7 @@ def _scoring(plan: Plan) -> Sequence[str]:
     if isinstance(plan, Level):
         return [plan.model, *(level.model for level in plan.walk() if level.row)]
     if isinstance(plan, Adaptive):
-        return [plan.model, *(name for name, _ in plan.tables)]
+        return [name for name in plan.models if name in (plan.model, *dict(plan.tables))]
     return plan.models
 
 
