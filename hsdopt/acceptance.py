@@ -116,9 +116,9 @@ class Acceptance:
         if self.joint is None:
             law[length] = curve - np.append(curve[1:], 0.0)
             return law
-        for proposed, row in enumerate(self.joint):
-            for accepted in range(proposed + 1):
-                law[min(proposed, length), min(accepted, length)] += row[accepted]
+        joint = np.asarray(self.joint)
+        places = np.minimum(np.arange(len(joint)), length)
+        np.add.at(law, (places[:, np.newaxis], places), joint)
         return law
 
     def as_iid(self) -> Acceptance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import networkx as nx
+import numpy as np
 
 from hsdopt.solvers.pool import read_pool
 
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from hsdopt.checks import Cost, FloatArray
+    from hsdopt.solvers.hierarchy import HierarchyArrays
     from hsdopt.solvers.pool import Order, Pool
 
-__all__ = ["SOURCE", "TARGET", "hierarchy_graph"]
+__all__ = ["SOURCE", "TARGET", "arrays_graph", "hierarchy_graph"]
 
 SOURCE = "s"
 TARGET = "t"
@@ -99,3 +101,36 @@ def _add_verifier(graph: nx.MultiDiGraph, pool: Pool, verifier: int) -> None:
             for tokens, rounds in enumerate(row, start=1):
                 ends = (verifier, tokens), (drafter, length)
                 graph.add_edge(*ends, cost=rounds * passes[length], multiplier=rounds)
+
+
+def arrays_graph(arrays: HierarchyArrays) -> nx.MultiDiGraph:
+    """Return the graph of the arrays that the fast search reads: costs of single pairs, requests served at once.
+
+    Parameters
+    ----------
+    arrays : HierarchyArrays
+        As for `hsdopt.solvers.hierarchy.solve_arrays`; whatever costs infinitely much has no edge.
+
+    Returns
+    -------
+    networkx.MultiDiGraph
+        As `hierarchy_graph` gives, from ``"s"`` to ``"t"``.
+    """
+    graph = nx.MultiDiGraph()
+    graph.add_edge(SOURCE, TARGET, cost=arrays.autoregression, multiplier=1.0)
+    drafters, longest = arrays.draft.shape
+    for drafter, place in np.argwhere(np.isfinite(arrays.verify[:, -1])).tolist():
+        gain = float(arrays.tokens[drafter, place])
+        cost = float(arrays.verify[drafter, -1, place]) / gain
+        graph.add_edge(SOURCE, (drafter, place + 1), cost=cost, multiplier=1.0 / gain)
+    for model, place in np.argwhere(np.isfinite(arrays.draft)).tolist():
+        graph.add_edge((model, place + 1), TARGET, cost=float(arrays.draft[model, place]), multiplier=1.0)
+    for verifier in range(drafters):
+        rounds = arrays.rounds(verifier)
+        usable = np.isfinite(arrays.verify[: len(rounds), verifier])
+        for drafter, place in np.argwhere(usable).tolist():
+            once = float(arrays.verify[drafter, verifier, place])
+            for tokens in range(1, longest + 1):
+                passes = float(rounds[drafter, place, tokens - 1])
+                graph.add_edge((verifier, tokens), (drafter, place + 1), cost=once * passes, multiplier=passes)
+    return graph

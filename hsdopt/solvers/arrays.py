@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hsdopt.acceptance import Acceptance
 from hsdopt.checks import FloatArray
+from hsdopt.costs import CostCurve
 from hsdopt.errors import PredictionError
 from hsdopt.latency.hierarchy import rounds_tables_from_survival
 from hsdopt.plan import LOOKUP
@@ -19,7 +20,7 @@ from hsdopt.profiles import Profile
 from hsdopt.solvers.adaptive import AdaptiveArrays
 from hsdopt.solvers.hierarchy import HierarchyArrays
 
-__all__ = ["ProfileArrays", "profile_arrays"]
+__all__ = ["ProfileArrays", "Stacks", "curve_table", "profile_arrays"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class ProfileArrays:
     @property
     def longest(self) -> int:
         """The longest draft."""
-        return self.draft.shape[1]
+        return int(self.draft.shape[1])
 
     @property
     def networks(self) -> list[int]:
@@ -104,9 +105,9 @@ class ProfileArrays:
         bits = {model: 1 << place for place, model in enumerate(required)}
         every = (1 << len(bits)) - 1
         drafters = range(len(self.draft))
-        nodes = [_Node(model, False, bits.get(model, 0)) for model in drafters]
+        nodes = [_Node(model, bits.get(model, 0), stacked=False) for model in drafters]
         nodes += [
-            _Node(model, True, mask)
+            _Node(model, mask, stacked=True)
             for model, mask in product(self.networks, range(every + 1))
             if mask & bits.get(model, 0) == bits.get(model, 0) and len(self.draft) > 1
         ]
@@ -148,6 +149,38 @@ class ProfileArrays:
             self.draft[rows],
         )
 
+    def with_drafter(self, name: str, passes: FloatArray, rate: float) -> ProfileArrays:
+        """Return the arrays with one more drafter, the last, that drafts for the target alone at an iid rate.
+
+        Parameters
+        ----------
+        name : str
+        passes : ndarray, shape [2 longest + 2]
+            Seconds of its pass over 1, 2, ... new tokens.
+        rate : float
+        """
+        number, longest = len(self.draft), self.longest
+        proposed, stops, goes_on = (
+            np.insert(np.insert(law, number, 0.0, axis=0), number, 0.0, axis=1)
+            for law in (self.proposed, self.stops, self.goes_on)
+        )
+        verify = np.insert(np.insert(self.verify, number, np.inf, axis=0), number, np.inf, axis=1)
+        for law in (proposed, stops):
+            law[number, :, :, 0] = law[:, number, :, 0] = 1.0
+        pair = number, -1
+        proposed[pair], stops[pair], goes_on[pair] = _segments(Acceptance.from_rate(rate), longest)
+        usable = np.isfinite(self.verify[:, -1]).any(axis=0) if number else np.ones(longest, dtype=bool)
+        verify[number, -1] = np.where(usable, self.passes[-1, 1 : longest + 1], np.inf)
+        return ProfileArrays(
+            (*self.names[:-1], name, self.names[-1]),
+            proposed,
+            stops,
+            goes_on,
+            verify,
+            np.insert(self.passes, number, passes, axis=0),
+            np.append(self.draft, passes[:1] * np.arange(1.0, longest + 1)[np.newaxis], axis=0),
+        )
+
     def adaptive(self, order: Sequence[int]) -> AdaptiveArrays:
         """Return what the search for policies reads, drafters in the given order."""
         columns = [*order, len(self.names) - 1]
@@ -172,8 +205,8 @@ class Stacks:
 @dataclass(frozen=True, slots=True)
 class _Node:
     model: int
-    stacked: bool
     mask: int
+    stacked: bool
 
 
 def profile_arrays(
@@ -199,13 +232,13 @@ def profile_arrays(
     proposed, stops, goes_on = (np.zeros((*shape, longest + 1)) for _ in range(3))
     stops[..., 0] = proposed[..., 0] = 1.0
     verify = np.full(shape, np.inf)
-    passes = np.array([_passes(profile, name, 2 * longest + 2, place) for name in names])
+    passes = np.array([curve_table(profile.cost(name), 2 * longest + 2, place) for name in names])
     for (j, i), law in laws.items():
         proposed[j, i], stops[j, i], goes_on[j, i] = _segments(law, longest)
         reach = min(longest, profile.cost(names[i]).max_tokens - 1, law.max_length or longest)
         usable = np.arange(1, longest + 1) <= reach
         verify[j, i] = np.where(usable, proposed[j, i] @ passes[i, : longest + 1], np.inf)
-    alone = passes[:-1, :1] * np.arange(1, longest + 1)
+    alone = passes[:-1, :1] * np.arange(1.0, longest + 1)
     lookups = [j for j, name in enumerate(names[:-1]) if name == LOOKUP]
     alone[lookups] = passes[lookups, :1]  # one request, however many tokens
     return ProfileArrays(names, proposed, stops, goes_on, verify, passes, alone)
@@ -230,12 +263,11 @@ def _longest(
     return max(1, int(min(max_draft_length, max(reaches, default=1))))
 
 
-def _passes(profile: Profile, name: str, size: int, context: float | None) -> FloatArray:
-    """Return c(1) ... c(size); beyond the profile in proportion to the tokens."""
-    curve = profile.cost(name)
+def curve_table(curve: CostCurve, size: int, context: float | None) -> FloatArray:
+    """Return c(1) ... c(size), shape [size]; beyond the curve in proportion to the tokens."""
     known = int(min(size, curve.max_tokens))
     table = curve.table(known, context)
-    return np.append(table, table[-1] * np.arange(known + 1, size + 1) / known)
+    return np.asarray(np.append(table, table[-1] * np.arange(known + 1, size + 1) / known))
 
 
 def _segments(law: Acceptance, longest: int) -> tuple[FloatArray, FloatArray, FloatArray]:

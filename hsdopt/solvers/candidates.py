@@ -8,7 +8,6 @@ from itertools import combinations, permutations
 import numpy as np
 
 from hsdopt.plan import LOOKUP, Adaptive, Choice, Level, Plan, Segment
-from hsdopt.profiles import Profile
 from hsdopt.solvers.adaptive import AdaptivePolicy
 from hsdopt.solvers.adaptive import solve_arrays as solve_policy
 from hsdopt.solvers.arrays import ProfileArrays
@@ -57,11 +56,10 @@ def _stack(found: Hierarchy, models: Sequence[int], names: Sequence[str]) -> Ite
     used = [names[models[node]] for node in found.models[:-1]]
     if len({*used}) < len(used):
         return
-    level: Level | None = None
+    row: tuple[Segment, ...] = ()
     for name, length in zip(used, found.draft_lengths, strict=True):
-        row = () if level is None else (Segment(level, below),)
-        level, below = Level(name, row), length
-    yield Level(names[-1]) if level is None else Level(names[-1], (Segment(level, below),))
+        row = (Segment(Level(name, row), length),)
+    yield Level(names[-1], row)
 
 
 def cascades(arrays: ProfileArrays, limits: Limits) -> Iterator[Plan]:
@@ -78,7 +76,7 @@ def _longer_rows(arrays: ProfileArrays, limits: Limits) -> list[tuple[int, ...]]
     """Return the sets of drafters of which the target's best row is sought: all, and each set of three."""
     every = tuple(range(len(arrays.draft)))
     required = {arrays.names.index(name) for name in limits.required}
-    threes = [subset for subset in combinations(every, 3) if required <= {*subset}]
+    threes: list[tuple[int, ...]] = [subset for subset in combinations(every, 3) if required <= {*subset}]
     return [every, *threes[:_SUBSETS]] if len(every) <= 10 else threes[:_SUBSETS]
 
 
@@ -112,9 +110,9 @@ def _other_stops(segment: Segment) -> Iterator[Segment]:
         yield Segment(segment.level, rounds, "rounds")
 
 
-def adaptives(arrays: ProfileArrays, limits: Limits, stacks: Sequence[Plan], profile: Profile) -> Iterator[Plan]:
+def adaptives(arrays: ProfileArrays, limits: Limits, stacks: Sequence[Plan]) -> Iterator[Plan]:
     """Yield the best adaptive plans, every order of drafters if there are few, else those of `stacks` and of cost."""
-    for order in _orders(arrays, limits, stacks, profile):
+    for order in _orders(arrays, limits, stacks):
         view = arrays.adaptive(order)
         policy = solve_policy(view)
         names = [arrays.names[model] for model in order]
@@ -131,7 +129,7 @@ def exhaustive_orders(arrays: ProfileArrays, limits: Limits) -> bool:
     return limits.levels is None and len(arrays.networks) <= _ALL_ORDERS
 
 
-def _orders(arrays: ProfileArrays, limits: Limits, stacks: Sequence[Plan], profile: Profile) -> list[tuple[int, ...]]:
+def _orders(arrays: ProfileArrays, limits: Limits, stacks: Sequence[Plan]) -> list[tuple[int, ...]]:
     lookups = tuple(index for index, name in enumerate(arrays.names[:-1]) if name == LOOKUP)
     by_cost = tuple(sorted(arrays.networks, key=lambda index: arrays.passes[index, 0]))
     if limits.levels is not None and limits.levels <= len(arrays.draft):
@@ -142,7 +140,7 @@ def _orders(arrays: ProfileArrays, limits: Limits, stacks: Sequence[Plan], profi
     orders = [lookups + by_cost]
     for plan in stacks:
         used = [arrays.names.index(name) for name in plan.models[:-1] if name != LOOKUP]
-        orders.append(lookups + tuple(sorted(by_cost, key=lambda index, used=used: _place(index, used, by_cost))))
+        orders.append((*lookups, *used, *(index for index in by_cost if index not in used)))
     return list(dict.fromkeys(orders))
 
 
@@ -151,12 +149,11 @@ def _first(order: tuple[int, ...], lookups: tuple[int, ...]) -> bool:
     return not any(index in lookups for index in order[1:])
 
 
-def _place(index: int, used: Sequence[int], by_cost: Sequence[int]) -> tuple[int, int]:
-    return (0, used.index(index)) if index in used else (1, by_cost.index(index))
+def _policy_plan(policy: AdaptivePolicy, names: Sequence[str], target: str, draft: Choice) -> Plan:
+    """Return the plan of a policy whose target asks for `draft`, its tables as long as they are asked.
 
-
-def _policy_plan(policy: AdaptivePolicy, names: Sequence[str], target: str, draft: Choice) -> Adaptive:
-    """Return the plan of a policy whose target asks for `draft`, its tables as long as they are asked."""
+    If no drafter ever drafts for another it is a plan of one drafter.
+    """
     tables = {
         name: tuple(None if choice is None else Choice(names[choice[0]], choice[1]) for choice in row)
         for name, row in zip(names, policy.drafts, strict=True)
@@ -166,5 +163,7 @@ def _policy_plan(policy: AdaptivePolicy, names: Sequence[str], target: str, draf
         for choice in tables[name][: asked.get(name, 0)]:
             if choice is not None:
                 asked[choice.drafter] = max(asked.get(choice.drafter, 0), choice.length)
-    kept = ((name, tables[name][: asked[name]]) for name in names if name in asked and name != LOOKUP)
+    kept = [(name, tables[name][: asked[name]]) for name in names if name in asked and name != LOOKUP]
+    if all(choice is None for _, row in kept for choice in row):
+        return Level(target, (Segment(Level(draft.drafter), draft.length),))
     return Adaptive(target, draft, tuple(kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hsdopt.latency.expected import Estimate
 from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
-from hsdopt.solvers.solution import Candidate
+from hsdopt.solvers.solution import Candidate, plan_words
 
 __all__ = ["why"]
 
@@ -29,7 +29,7 @@ def why(best: Candidate, contender: Candidate | None, profile: Profile, context:
     line = "; ".join([*_drafters(contender.plan, profile, place), _target(contender.estimate, contender.plan)])
     if contender is best:
         return line
-    return f"the best with a drafter, {contender.plan}, is at {contender.estimate.speedup:.3g}x ({line})"
+    return f"the best with a drafter, {plan_words(contender.plan)}, is at {contender.estimate.speedup:.3g}x ({line})"
 
 
 def _drafters(plan: Plan, profile: Profile, place: float | None) -> list[str]:

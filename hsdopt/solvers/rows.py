@@ -10,9 +10,11 @@ Source: the vertical and horizontal cascades of Chen et al., Cascade Speculative
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,9 @@ from hsdopt.errors import PlanError
 from hsdopt.plan import Level, Segment
 from hsdopt.solvers.arrays import ProfileArrays
 
-__all__ = ["Requests", "best_requests", "best_rows", "row_costs"]
+__all__ = ["Requests", "best_latency", "best_requests", "best_rows"]
+
+_Option: TypeAlias = tuple[FloatArray, FloatArray, Callable[[int], tuple[tuple[int, int], ...]]]
 
 _TIE = 1e-13
 _PER_PAIR = 3  # rows listed of every pair of drafters, besides the best of all
@@ -59,7 +63,7 @@ class _Pair:
     lengths: tuple[NDArray[np.intp], NDArray[np.intp]]
     gain: FloatArray
     verify: FloatArray
-    rounds: FloatArray | None
+    rounds: FloatArray
 
 
 def best_requests(arrays: ProfileArrays, *, levels: int | None = None) -> Requests:
@@ -110,15 +114,19 @@ def _one_level_more(arrays: ProfileArrays, below: Requests, pairs: dict[int, lis
     return Requests(cost, first, tuple(map(tuple, levels)))
 
 
-def _options(arrays: ProfileArrays, below: Requests, verifier: int, pairs: list[_Pair]) -> Iterator[tuple]:
+def _options(arrays: ProfileArrays, below: Requests, verifier: int, pairs: list[_Pair]) -> Iterator[_Option]:
     """Yield (cost of a round, rounds per request, segments by row) of single drafters and of pairs."""
     single = arrays.verify[:, verifier] + below.cost + _unread(arrays, below, verifier)
     for drafter in range(len(arrays.draft)):
         if drafter != verifier:
-            yield single[drafter], arrays.rounds[verifier, drafter], lambda row, drafter=drafter: ((drafter, row + 1),)
+            yield single[drafter], arrays.rounds[verifier, drafter], partial(_single, drafter)
     for pair in pairs:
         once = pair.verify + _drafting(arrays, below, verifier, pair)
-        yield once, pair.rounds, lambda row, pair=pair: _row(pair, row)
+        yield once, pair.rounds, partial(_row, pair)
+
+
+def _single(drafter: int, row: int) -> tuple[tuple[int, int], ...]:
+    return ((drafter, row + 1),)
 
 
 def _row(pair: _Pair, row: int) -> tuple[tuple[int, int], ...]:
@@ -135,14 +143,14 @@ def _unread(arrays: ProfileArrays, below: Requests, verifier: int) -> FloatArray
     return np.where(below.first == 0, arrays.unread[:, verifier], 0.0)
 
 
-def _pairs(arrays: ProfileArrays, verifier: int, *, rounds: bool) -> Iterator[_Pair]:
+def _pairs(arrays: ProfileArrays, verifier: int, *, rounds: bool, using: int | None = None) -> Iterator[_Pair]:
     """Yield the rows of every two drafters for one verifier."""
     longest = arrays.longest
     first, second = np.nonzero(np.add.outer(np.arange(1, longest + 1), np.arange(1, longest + 1)) <= longest)
     ahead = np.add.outer(np.arange(longest + 1), np.arange(longest + 1))
     pass_cost = arrays.passes[verifier][ahead]
     for one, two in permutations(range(len(arrays.draft)), 2):
-        if verifier in (one, two):
+        if verifier in {one, two} or using not in {None, one, two}:
             continue
         verify = arrays.proposed[one, verifier] @ pass_cost @ arrays.proposed[two, verifier].T
         # what the verifier can take in at once is what it can take in from one drafter
@@ -150,7 +158,9 @@ def _pairs(arrays: ProfileArrays, verifier: int, *, rounds: bool) -> Iterator[_P
         unusable |= ~np.isfinite(arrays.verify[two, verifier][second])
         whole = arrays.goes_on[one, verifier].sum(axis=1)
         gain = arrays.gain[one, verifier][first] + whole[first] * arrays.gain[two, verifier][second]
-        table = _rounds(_law(arrays, verifier, (one, two), first, second), longest) if rounds else None
+        table = (
+            _rounds(_law(arrays, verifier, (one, two), first, second), longest) if rounds else np.zeros((len(first), 0))
+        )
         yield _Pair((one, two), (first, second), gain, np.where(unusable, np.inf, verify[first, second]), table)
 
 
@@ -206,9 +216,19 @@ def _more(arrays: ProfileArrays, drafter: int, first: NDArray[np.int64], offset:
     return np.asarray(passes[places] - passes[first][:, np.newaxis])
 
 
-def row_costs(arrays: ProfileArrays, requests: Requests) -> FloatArray:
-    """Return the cost per token of the target's best row of up to two segments, [1]; see `best_rows`."""
-    return np.array([min((value for value, _ in _target_rows(arrays, requests, 1)), default=np.inf)])
+def best_latency(arrays: ProfileArrays, requests: Requests, *, using: int | None = None) -> float:
+    """Return the seconds per token of the target's best row of up to two segments, or alone.
+
+    Parameters
+    ----------
+    arrays : ProfileArrays
+    requests : Requests
+    using : int, optional
+        Look at rows with this drafter only.
+    """
+    options = _target_options(arrays, requests, using)
+    rows = [float((once / (1.0 + gain)).min(initial=np.inf)) for once, gain, _ in options]
+    return min([float(arrays.passes[-1, 0]), *rows])
 
 
 def best_rows(arrays: ProfileArrays, requests: Requests, count: int) -> list[Level]:
@@ -225,18 +245,19 @@ def best_rows(arrays: ProfileArrays, requests: Requests, count: int) -> list[Lev
 
 
 def _target_rows(arrays: ProfileArrays, requests: Requests, count: int) -> Iterator[tuple[float, Level]]:
-    target = len(arrays.names) - 1
-    for once, gain, rows in _target_options(arrays, requests, target):
+    for once, gain, rows in _target_options(arrays, requests):
         latency = once / (1.0 + gain)
         for row in np.argsort(latency, kind="stable")[:count]:
             if np.isfinite(latency[row]):
                 yield float(latency[row]), Level(arrays.names[-1], _segments(requests, rows(int(row))))
 
 
-def _target_options(arrays: ProfileArrays, requests: Requests, target: int) -> Iterator[tuple]:
+def _target_options(arrays: ProfileArrays, requests: Requests, using: int | None = None) -> Iterator[_Option]:
+    target = len(arrays.names) - 1
     single = arrays.verify[:, target] + requests.cost + _unread(arrays, requests, target)
     for drafter in range(len(arrays.draft)):
-        yield single[drafter], arrays.gain[drafter, target], lambda row, drafter=drafter: ((drafter, row + 1),)
-    for pair in _pairs(arrays, target, rounds=False):
+        if using in {None, drafter}:
+            yield single[drafter], arrays.gain[drafter, target], partial(_single, drafter)
+    for pair in _pairs(arrays, target, rounds=False, using=using):
         once = pair.verify + _drafting(arrays, requests, target, pair)
-        yield once, pair.gain, lambda row, pair=pair: _row(pair, row)
+        yield once, pair.gain, partial(_row, pair)

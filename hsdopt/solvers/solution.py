@@ -9,7 +9,7 @@ from types import MappingProxyType
 from hsdopt.latency.expected import Estimate
 from hsdopt.plan import Adaptive, Bild, Level, Plan, format_plan
 
-__all__ = ["Candidate", "FrontierPoint", "Solution", "family_of"]
+__all__ = ["Candidate", "FrontierPoint", "Solution", "family_of", "plan_words", "size_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,30 @@ def family_of(plan: Plan) -> str:
     if not plain or any(len(level.row) > 1 for level in levels):
         return "cascade"
     return "speculative" if plan.depth == 1 else "hierarchy"
+
+
+def plan_words(plan: Plan) -> str:
+    """Return the plan in notation, an adaptive one as its table in words.
+
+    Examples
+    --------
+    >>> from hsdopt.plan import Choice
+    >>> table = (None, Choice("e", 1), Choice("e", 1))
+    >>> plan_words(Adaptive("t", Choice("d", 3), (("d", table),)))
+    'adaptive t(d:3); d owing 1: alone, 2-3: e:1'
+    """
+    if not isinstance(plan, Adaptive) or plan.draft is None:
+        return format_plan(plan)
+    words = [f"adaptive {plan.model}({plan.draft.drafter}:{plan.draft.length})"]
+    for name, row in plan.tables:
+        starts = [place for place in range(len(row)) if place == 0 or row[place] != row[place - 1]]
+        parts = []
+        for start, end in zip(starts, [*starts[1:], len(row)], strict=True):
+            choice = row[start]
+            owed = f"{start + 1}" if end == start + 1 else f"{start + 1}-{end}"
+            parts.append(f"{owed}: " + ("alone" if choice is None else f"{choice.drafter}:{choice.length}"))
+        words.append(f"{name} owing {', '.join(parts)}")
+    return "; ".join(words)
 
 
 def size_of(plan: Plan) -> tuple[int, int, str]:

@@ -16,19 +16,20 @@ from hsdopt.solvers.candidates import adaptives, cascades, conventions, exhausti
 from hsdopt.solvers.evaluate import Pool, ranked, reranked
 from hsdopt.solvers.limits import Limits, memory_bytes, read_limits
 from hsdopt.solvers.reasons import why
-from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution
+from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution, plan_words
 from hsdopt.solvers.uncertainty import Assessment, assess
 
 __all__ = ["FAMILIES", "solve"]
 
 FAMILIES = ("speculative", "hierarchy", "cascade", "adaptive", "bild", "all")
 
-_LEADING = 10  # plans compared in every replicate
+_LEADING = 8  # plans compared in every replicate
+_RUNNERS_UP = 10
+_PER_SET = 2  # of any set of models among the leading
 _SHORTLIST = 40  # plans that another evaluator ranks
 _PER_DRAFTER = 3  # single-drafter plans among them
 _STARTS, _STEPS = 3, 6  # climbs to better neighbours under the full count
 _STACKS = 5  # stacks whose conventions are varied
-_TARGET_ALONE = "autoregression"
 
 
 def solve(
@@ -116,7 +117,7 @@ def solve(
     check_length(seed, "seed")
     found = _search(profile, family, limits, context, max_deviation)
     ordered = found.candidates if rerank is None else reranked(_shortlist(found.candidates), rerank)
-    alone = _alone(profile, found, ordered, context, rerank)
+    alone = _alone(profile, ordered, context, rerank)
     ordered = ordered if required and limits.required else ranked({c.plan: c for c in (*ordered, alone)}.values())
     if not ordered:
         raise InvalidArgumentError(
@@ -132,7 +133,7 @@ def solve(
         best,
         alone,
         best_by_family=_best_by_family(ordered),
-        runners_up=tuple(candidate for candidate in ordered if candidate.plan != best.plan)[:_LEADING],
+        runners_up=tuple(candidate for candidate in ordered if candidate.plan != best.plan)[:_RUNNERS_UP],
         interval=None if sure is None else _scaled(sure, contender, alone),
         probability_within=None if sure is None else sure.probability_within,
         resolution=None if sure is None else sure.resolution,
@@ -180,11 +181,11 @@ def _search(
     exact = True
     for names in limits.pools(profile):
         arrays = profile_arrays(profile, names, limits.longest, context=context)
-        exact &= _search_pool(pool, arrays, family, limits, profile)
+        exact &= _search_pool(pool, arrays, family, limits)
     return _Found(pool.candidates, exact)
 
 
-def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits, profile: Profile) -> bool:
+def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits) -> bool:
     """Add the best plans of a family out of one set of drafters; return whether its optimum is among them."""
     pool.add(singles(arrays))
     if family == "speculative":
@@ -199,7 +200,7 @@ def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits,
     for start in _distinct(pool.candidates, _STARTS):
         pool.climb(start, rows=family in {"cascade", "all"}, drafters=arrays.names[:-1], steps=_STEPS)
     if family in {"adaptive", "all"}:
-        pool.add(adaptives(arrays, limits, [candidate.plan for candidate in ranked(stacks)], profile))
+        pool.add(adaptives(arrays, limits, [candidate.plan for candidate in ranked(stacks)]))
         exact &= exhaustive_orders(arrays, limits) and not limits.required
     return exact
 
@@ -226,7 +227,6 @@ def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _alone(
     profile: Profile,
-    found: _Found,
     ordered: Sequence[Candidate],
     context: float | None,
     rerank: Callable[[Plan], float] | None,
@@ -237,7 +237,6 @@ def _alone(
             return candidate
     free = Limits(1, None, None, (), ())
     (alone,) = Pool(profile, free, context).add([Level(profile.target)])
-    del found
     return alone if rerank is None else reranked([alone], rerank)[0]
 
 
@@ -259,13 +258,13 @@ def _assessment(
 
 
 def _leading(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Return the best plans, at most three of any set of models."""
+    """Return the best plans, at most two of any set of models."""
     taken: dict[frozenset[str], int] = {}
     kept = []
     for candidate in ordered:
         key = frozenset(candidate.plan.models)
         taken[key] = taken.get(key, 0) + 1
-        if taken[key] <= _PER_DRAFTER:
+        if taken[key] <= _PER_SET:
             kept.append(candidate)
     return kept[: _LEADING - 1]
 
@@ -310,13 +309,13 @@ def _warnings(best: Candidate, contender: Candidate | None, alone: Candidate, su
         low, high = _scaled(sure, contender, alone)
         if low <= 1.0 <= high:
             yield (
-                f"within noise of autoregression: do not speculate ({contender.plan} is {low:.3g}x to {high:.3g}x; "
+                f"within noise of autoregression: do not speculate ({plan_words(contender.plan)} is {low:.3g}x to {high:.3g}x; "
                 "profile more prompts to tell)"
             )
         elif high < 1.0:
-            yield f"slower than autoregression: do not speculate ({contender.plan} is {low:.3g}x to {high:.3g}x)"
+            yield f"slower than autoregression: do not speculate ({plan_words(contender.plan)} is {low:.3g}x to {high:.3g}x)"
     elif contender.seconds_per_token >= alone.seconds_per_token:
-        yield f"slower than autoregression: do not speculate ({contender.plan})"
+        yield f"slower than autoregression: do not speculate ({plan_words(contender.plan)})"
     if best.estimate.extrapolated > 0:
         yield f"{best.estimate.extrapolated:.2%} of the time is in passes longer than any profiled"
 

@@ -22,7 +22,7 @@ from hsdopt.latency.kernel import Kernel
 from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
 
-__all__ = ["Assessment", "assess", "replicates"]
+__all__ = ["Assessment", "assess", "pairs_of", "replicates"]
 
 _WITHIN = 0.02
 _LEVEL = 95
@@ -179,7 +179,7 @@ class _Source:
             prompts = profile.traces.prompts
             self._draws = rng.integers(prompts, size=(count, prompts))
             weights = np.array([np.bincount(row, minlength=prompts) for row in self._draws], dtype=float)
-            for pair in dict.fromkeys(pair for plan in plans for pair in _pairs(plan)):
+            for pair in dict.fromkeys(pair for plan in plans for pair in pairs_of(plan)):
                 if pair not in profile.acceptances:
                     laws[pair] = _laws(profile.traces, pair, weights, profile.max_draft_length)
         self._laws = laws
@@ -206,7 +206,7 @@ class _Source:
         return None if self._profile.traces is None else self._profile.traces.take(self._draws[index])
 
 
-def _pairs(plan: Plan) -> Iterator[tuple[str, str]]:
+def pairs_of(plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield the (drafter, verifier) pairs of a plan."""
     if isinstance(plan, Level):
         for level in plan.walk():
@@ -278,9 +278,9 @@ def _lookup_laws(traces: Traces, verifier: str, weights: FloatArray, length: int
     judged, taken = np.zeros(size), np.zeros(size)  # [prompt, proposed, position]
     for m in range(1, length + 1):
         at_risk = (proposed >= m) & (accepted >= m - 1) & (remaining >= m)
-        np.add.at(judged, (traces.prompt[at_risk], proposed[at_risk], m), 1.0)
+        np.add.at(judged[..., m], (traces.prompt[at_risk], proposed[at_risk]), 1.0)
         kept = at_risk & (accepted >= m)
-        np.add.at(taken, (traces.prompt[kept], proposed[kept], m), 1.0)
+        np.add.at(taken[..., m], (traces.prompt[kept], proposed[kept]), 1.0)
     groups = np.zeros(size[:2])
     np.add.at(groups, (traces.prompt, proposed), 1.0)
     return _joint_laws(*(np.tensordot(weights, sums, 1) for sums in (groups, judged, taken)))

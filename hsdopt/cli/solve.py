@@ -1,0 +1,338 @@
+"""`hsdopt solve`: the best plan for a profile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hsdopt.cli.common import load_profile, milliseconds, output, print_json, require_extra, status, write_text
+from hsdopt.errors import InvalidArgumentError, PredictionError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hsdopt.plan import Plan
+    from hsdopt.profiles import Profile
+    from hsdopt.solvers.solution import Candidate, Solution
+    from hsdopt.solvers.what_if import Sensitivity, WhatIf
+
+ProfilePath = Annotated[Path, typer.Argument(help="A profile made by hsdopt profile.", metavar="PROFILE")]
+Family = Annotated[str, typer.Option("--family", help="speculative, hierarchy, cascade, adaptive, bild or all.")]
+MaxLength = Annotated[int, typer.Option("--max-draft-length", min=1, help="Longest draft of any level.")]
+MaxLevels = Annotated[
+    int | None, typer.Option("--max-levels", min=1, help="Most models in the stack, target included.")
+]
+MaxMemory = Annotated[int | None, typer.Option("--max-memory-bytes", min=1, help="Most bytes of weights.")]
+Allow = Annotated[list[str] | None, typer.Option("--allow", help="A drafter that may be used; repeat for more.")]
+Require = Annotated[list[str] | None, typer.Option("--require", help="A drafter that must be used; repeat for more.")]
+Context = Annotated[float | None, typer.Option("--context", min=0, help="Context length; as profiled if not given.")]
+Deviation = Annotated[
+    float | None,
+    typer.Option("--max-deviation", min=0, max=1, help="With --family bild: share of tokens that may differ."),
+]
+Hypothetical = Annotated[
+    str | None,
+    typer.Option("--what-if", metavar="C[,C...]", help="Ask about drafters of these cost ratios, such as 0.05,0.2."),
+]
+Plot = Annotated[Path | None, typer.Option("--what-if-plot", help="Save the what-if curve: a path without suffix.")]
+Replicates = Annotated[int, typer.Option("--replicates", min=0, help="Bootstrap replicates behind the intervals.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the bootstrap.")]
+ClosedForm = Annotated[bool, typer.Option("--closed-form", help="Let the closed form decide, not a replay of traces.")]
+Out = Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def solve(
+    profile: ProfilePath,
+    family: Family = "all",
+    max_draft_length: MaxLength = 24,
+    max_levels: MaxLevels = None,
+    max_memory_bytes: MaxMemory = None,
+    allow: Allow = None,
+    require: Require = None,
+    context: Context = None,
+    max_deviation: Deviation = None,
+    what_if: Hypothetical = None,
+    what_if_plot: Plot = None,
+    replicates: Replicates = 200,
+    seed: Seed = 0,
+    closed_form: ClosedForm = False,
+    output_path: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest stack for a profile, and say how fast it should be."""
+    from hsdopt.solvers.solve import solve as find
+
+    ratios = _ratios(what_if)
+    if what_if_plot is not None and ratios is None:
+        raise InvalidArgumentError("expected --what-if with --what-if-plot, such as --what-if 0.05; got none")
+    profiled = load_profile(profile)
+    solution = find(
+        profiled,
+        family=family,
+        max_draft_length=max_draft_length,
+        max_levels=max_levels,
+        max_memory_bytes=max_memory_bytes,
+        allowed=allow,
+        required=require,
+        context=context,
+        max_deviation=max_deviation,
+        interval=replicates,
+        seed=seed,
+        rerank=None if closed_form else replayer(profiled, context=context),
+    )
+    answer = None
+    if ratios is not None:
+        from hsdopt.solvers.what_if import what_if as ask
+
+        answer = ask(profiled, cost_ratio=ratios, max_draft_length=max_draft_length, context=context)
+    sensitivities = _sensitivities(solution, profiled, context)
+    if output_path is not None:
+        from hsdopt.plan import plan_to_json
+
+        write_text(output_path, json.dumps(plan_to_json(solution.plan), indent=2) + "\n")
+    if as_json:
+        print_json(to_json(solution, what_if=answer, sensitivities=sensitivities))
+    else:
+        show(solution)
+        _show_measurements(sensitivities)
+        if answer is not None:
+            _show_what_if(answer)
+    if answer is not None and what_if_plot is not None:
+        _plot(answer, what_if_plot)
+
+
+class Replayer:
+    """Seconds per token by a replay of a profile's traces, for `solve(rerank=...)`."""
+
+    name = "replay"
+
+    def __init__(self, profile: Profile, *, context: float | None = None) -> None:
+        self._profile = profile
+        self._context = context
+
+    def __call__(self, plan: Plan) -> float:
+        """Return the seconds per token of one plan."""
+        from hsdopt.simulate import replay
+
+        return replay(plan, self._profile, context=self._context).seconds_per_token
+
+    def many(self, plans: Sequence[Plan]) -> list[float | None]:
+        """Return the seconds per token of many plans; None for those that cannot be replayed."""
+        from hsdopt.simulate import replay_many
+
+        try:
+            runs = replay_many(plans, self._profile, context=self._context)
+        except PredictionError:
+            return [self._one(plan) for plan in plans]
+        return [run.seconds_per_token for run in runs]
+
+    def _one(self, plan: Plan) -> float | None:
+        try:
+            return self(plan)
+        except PredictionError:
+            return None
+
+
+def replayer(profile: Profile, *, context: float | None = None) -> Replayer | None:
+    """Return the evaluator that decides: a replay of the profile's traces, None if it has none."""
+    return None if profile.traces is None else Replayer(profile, context=context)
+
+
+def _ratios(text: str | None) -> list[float] | None:
+    """Return the cost ratios of a comma-separated list."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidArgumentError(
+            f"expected --what-if as cost ratios with commas, such as 0.05,0.2; got {text!r}"
+        ) from None
+
+
+def _sensitivities(solution: Solution, profile: Profile, context: float | None) -> tuple[Sensitivity, ...]:
+    from hsdopt.solvers.what_if import sensitivities
+
+    contender = solution.contender
+    return () if contender is None else sensitivities(contender.plan, profile, context=context)
+
+
+def to_json(
+    solution: Solution, *, what_if: WhatIf | None = None, sensitivities: Sequence[Sensitivity] = ()
+) -> dict[str, Any]:
+    """Return a solution as what `--json` prints."""
+    best, single, contender = solution.candidate, solution.best_single, solution.contender
+    return {
+        **_candidate(best, solution),
+        "speculate": solution.speculate,
+        "interval": solution.interval,
+        "probability_within": solution.probability_within,
+        "resolution": solution.resolution,
+        "predictor": solution.predictor,
+        "exact": solution.exact,
+        "memory_bytes": solution.memory_bytes,
+        "why": solution.why,
+        "warnings": list(solution.warnings),
+        "autoregression": _candidate(solution.autoregression, solution),
+        "best_single": None if single is None else _candidate(single, solution),
+        "contender": None if contender is None else _candidate(contender, solution),
+        "best_by_family": {name: _candidate(other, solution) for name, other in solution.best_by_family.items()},
+        "runners_up": [_candidate(other, solution) for other in solution.runners_up],
+        "frontier": [
+            {**_candidate(point.candidate, solution), "deviation": point.deviation} for point in solution.frontier
+        ],
+        "sensitivities": [asdict(row) for row in sensitivities],
+        "what_if": None if what_if is None else asdict(what_if),
+        "plan_file": _plan_json(best.plan),
+    }
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    from hsdopt.plan import plan_to_json
+
+    return plan_to_json(plan)
+
+
+def _candidate(candidate: Candidate, solution: Solution) -> dict[str, Any]:
+    from hsdopt.plan import format_plan
+
+    return {
+        "plan": format_plan(candidate.plan),
+        "family": candidate.family,
+        "seconds_per_token": candidate.seconds_per_token,
+        "speedup": _speedup(candidate, solution),
+        "closed_form_seconds_per_token": candidate.estimate.seconds_per_token,
+        "tokens_per_pass": candidate.estimate.tokens_per_pass,
+    }
+
+
+def _speedup(candidate: Candidate, solution: Solution) -> float:
+    return solution.autoregression.seconds_per_token / candidate.seconds_per_token
+
+
+def show(solution: Solution) -> None:
+    """Print a solution for people."""
+    from rich.text import Text
+
+    console = output()
+    for line in _headline(solution):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
+    console.print(_table(solution))
+    if solution.frontier:
+        console.print(_frontier(solution))
+    for line in _footnotes(solution):
+        console.print(Text(line))
+    for warning in solution.warnings:
+        status().print(Text(f"warning: {warning}"))
+
+
+def _headline(solution: Solution) -> list[str]:
+    """Return the answer in two lines: the plan, and how fast it should be."""
+    from hsdopt.solvers.solution import plan_words
+
+    if not solution.speculate:
+        line = f"Do not speculate: run {plan_words(solution.plan)} alone, "
+        return [line + f"{milliseconds(solution.seconds_per_token)} ms per token."]
+    low_high = "" if solution.interval is None else " (95 %: {:.2f} to {:.2f})".format(*solution.interval)
+    speed = f"{milliseconds(solution.seconds_per_token)} ms per token, {solution.speedup:.2f}x{low_high}"
+    return [f"Run {plan_words(solution.plan)}", f"{speed} over {plan_words(solution.autoregression.plan)} alone."]
+
+
+def _table(solution: Solution) -> Table:
+    """Return the plan beside the best of each family, and the runner-up."""
+    table = _new_table("", "plan", "ms/token", "speed-up")
+    rows: list[tuple[str, Candidate | None]] = [("chosen", solution.candidate)]
+    if not solution.speculate:
+        rows.append(("contender", solution.contender))
+    names = {"speculative": "best single drafter", "autoregression": "autoregression"}
+    for family in ("speculative", "hierarchy", "cascade", "adaptive", "bild"):
+        rows.append((names.get(family, f"best {family}"), solution.best_by_family.get(family)))
+    rows.append(("runner-up", next(iter(solution.runners_up), None)))
+    rows.append(("autoregression", solution.autoregression))
+    shown: dict[Plan, None] = {}
+    for name, candidate in rows:
+        if candidate is not None and (candidate.plan not in shown or name == "best single drafter"):
+            shown.setdefault(candidate.plan)
+            table.add_row(name, *_cells(candidate, solution))
+    return table
+
+
+def _new_table(first: str, second: str, *numbers: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(first, no_wrap=True)
+    table.add_column(second, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(candidate: Candidate, solution: Solution) -> tuple[Any, ...]:
+    from rich.text import Text
+
+    from hsdopt.solvers.solution import plan_words
+
+    speedup = f"{_speedup(candidate, solution):.2f}x"
+    return Text(plan_words(candidate.plan)), milliseconds(candidate.seconds_per_token), speedup
+
+
+def _frontier(solution: Solution) -> Table:
+    table = _new_table("differs", "Big Little Decoder", "ms/token", "speed-up")
+    for point in solution.frontier:
+        table.add_row(f"{point.deviation:.1%}", *_cells(point.candidate, solution))
+    return table
+
+
+def _footnotes(solution: Solution) -> list[str]:
+    """Return why, memory, and how sure all that is."""
+    lines = [f"why: {solution.why}", f"memory: {solution.memory_bytes / 1e6:.0f} MB of weights"]
+    searched = "" if solution.exact else "; searched, not proved the optimum"
+    lines.append(f"predicted by: {solution.predictor}{searched}")
+    if solution.probability_within is not None and solution.resolution is not None:
+        what = "this plan" if solution.speculate else "the contender"
+        lines.append(
+            f"sure: {what} is within 2 % of the best candidate with {solution.probability_within:.0%}; "
+            f"differences below {solution.resolution:.1%} may be noise"
+        )
+    return lines
+
+
+def _show_measurements(sensitivities: Sequence[Sensitivity]) -> None:
+    """Print the three measurements that matter most."""
+    if sensitivities:
+        parts = [f"{row.what} of {' by '.join(row.models)} {row.elasticity:+.2f}" for row in sensitivities[:3]]
+        output().print(f"matters most (% of latency per %): {', '.join(parts)}", markup=False)
+
+
+def _show_what_if(answer: WhatIf) -> None:
+    console = output()
+    console.print()
+    console.print(
+        f"A drafter that always costs so much would improve on {answer.speedup:.2f}x from this acceptance on:"
+    )
+    chosen = [rate for rate in (0.5, 0.7, 0.8, 0.9) if rate in answer.acceptances]
+    table = _new_table("cost ratio", "acceptance", *(f"speed-up at {rate:g}" for rate in chosen))
+    for point in (*answer.points, *answer.curve):
+        needed = "never" if point.acceptance is None else f"{point.acceptance:.3f}"
+        speedups = dict(zip(answer.acceptances, point.speedups, strict=True))
+        table.add_row(f"{point.cost_ratio:.3g}", needed, *(f"{speedups[rate]:.2f}x" for rate in chosen))
+        if point is answer.points[-1]:
+            table.add_section()
+    console.print(table)
+
+
+def _plot(answer: WhatIf, path: Path) -> None:
+    with require_extra("plot"):
+        from hsdopt.plots import save_figure, what_if_curve
+    axes = what_if_curve(answer)
+    for written in save_figure(axes.figure, path):
+        status().print(f"wrote {written}", markup=False)
