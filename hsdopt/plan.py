@@ -6,6 +6,7 @@ Three kinds of node decode: `Level` (every lossless stack), `Bild` (Big Little D
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -65,9 +66,14 @@ class Plan:
         """Whether the target's output law is kept."""
         return True
 
-    def __str__(self) -> str:
-        """Return the plan in notation."""
+    @property
+    def label(self) -> str:
+        """A short name for tables and figures: the notation, or what stands for a plan that has none."""
         return format_plan(self)
+
+    def __str__(self) -> str:
+        """Return `label`."""
+        return self.label
 
     @staticmethod
     def from_k_matrix(matrix: Sequence[Sequence[int]], models: Sequence[str]) -> Level:
@@ -305,6 +311,13 @@ class Adaptive(Plan):
                 if choice is not None:
                     yield owner, choice
 
+    @property
+    def label(self) -> str:
+        """The target's draft, and a digest that tells tables apart, as in ``adaptive target(mid:8) #1a2b``."""
+        draft = "" if self.draft is None else f"({_quote(self.draft.drafter)}:{self.draft.length})"
+        digest = hashlib.sha256(format_plan(self).encode()).hexdigest()[:4]
+        return f"adaptive {_quote(self.model)}{draft} #{digest}"
+
     def table(self, model: str) -> tuple[Choice | None, ...]:
         """Return the choices of `model` at 1, 2, ... tokens owed."""
         return dict(self.tables)[model]
@@ -385,6 +398,8 @@ def _k_segment(drafter: Level, stop_at: int, *, first: bool) -> Segment:
 
 def format_plan(plan: Plan) -> str:
     """Return the plan in notation; adaptive plans, which have none, as one line of JSON.
+
+    What comes back is what `parse_plan` reads.
 
     Examples
     --------

@@ -36,6 +36,7 @@ __all__ = [
     "report_figures",
     "save_figure",
     "simulated_against_real",
+    "simulated_distribution",
     "speedups",
     "style",
     "where_the_time_goes",
@@ -326,6 +327,37 @@ def acceptance_by_position(
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     _label_column(axes, [end[:2] for end in ends], [elide(end[2], 24) for end in ends], [colours[e[2]] for e in ends])
     _keep(axes, rows)
+    return axes
+
+
+@_styled
+def simulated_distribution(
+    seconds_per_token: Sequence[float], *, closed_form: float, title: str = "", ax: Axes | None = None
+) -> Axes:
+    """Return the distribution of simulated outputs beside the closed form.
+
+    Parameters
+    ----------
+    seconds_per_token : sequence of float
+        One per simulated output.
+    closed_form : float
+        Seconds per token.
+    title : str
+    ax : Axes, optional
+    """
+    axes = _axes(ax, 3.4)
+    values = 1e3 * np.asarray(seconds_per_token, dtype=float)
+    axes.hist(
+        values, bins=min(40, max(5, len(values) // 10)), color=_PALE, edgecolor="white", label="simulated outputs"
+    )
+    for value, colour, dashes, label in (
+        (float(values.mean()), _TARGET, "-", "their mean"),
+        (1e3 * closed_form, _RED, "--", "closed form"),
+    ):
+        axes.axvline(value, color=colour, linestyle=dashes, label=f"{label}, {value:.3g}")
+    axes.set(xlabel="ms per token", ylabel="outputs", title=elide(title, 60))
+    axes.legend()
+    _keep(axes, [{"milliseconds_per_token": value} for value in values.tolist()])
     return axes
 
 

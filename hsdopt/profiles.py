@@ -241,6 +241,10 @@ class Profile:
         longest = int(np.bincount(np.asarray(self.traces.prompt)).max()) if len(self.traces) else 1
         return max(1, min(DEFAULT_MAX_LENGTH, longest - 1))
 
+    def with_traces(self, traces: Traces) -> Profile:
+        """Return the profile with other traces in place of its own, and the laws that follow from them."""
+        return replace(self, traces=traces, _laws={})
+
     def as_iid(self) -> Profile:
         """Return the published model's view: one cost per model, one acceptance rate per pair."""
         laws = {
@@ -337,6 +341,9 @@ def atomic_write(path: Path, write: Callable[[Any], object]) -> None:
             write(stream)
             stream.flush()
             os.fsync(stream.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # temporary files are private; this one is not
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

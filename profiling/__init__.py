@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hsdopt.profiles import Setting
-from hsdopt.profiling.measure import lookup_from_profile, profile, render_prompts, trace_prompts
+from hsdopt.profiling.measure import profile, render_prompts, trace_prompts
 from hsdopt.profiling.validate import MeasuredRun, measure_plans
 from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
 
@@ -13,7 +13,6 @@ __all__ = [
     "Setting",
     "Workload",
     "load_workload",
-    "lookup_from_profile",
     "measure_plans",
     "profile",
     "render",

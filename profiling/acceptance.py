@@ -12,7 +12,7 @@ import torch
 from hsdopt.acceptance import Ints, Traces
 from hsdopt.profiles import Setting
 from hsdopt.runtime.lookup import Lookup
-from hsdopt.runtime.models import Model
+from hsdopt.runtime.model import Model
 from hsdopt.runtime.sampling import Sampling
 
 __all__ = ["PromptTrace", "assemble", "score_output"]
@@ -97,7 +97,7 @@ class _Scores:
     @classmethod
     def of(cls, model: Model, prompt: Sequence[int], tokens: Sequence[int], setting: Setting) -> _Scores:
         sequence = [*prompt, *tokens]
-        logits = model.session().forward(sequence[:-1], n_logits=len(tokens)).float()
+        logits = model.network_session().forward(sequence[:-1], n_logits=len(tokens)).float()
         sampling = Sampling(**setting.model_dump(exclude={"max_new_tokens"}))
         choice = sampling.scores(logits, sequence, len(prompt)).argmax(dim=-1)
         law = sampling.laws(logits, sequence, len(prompt))

@@ -12,7 +12,7 @@ from hsdopt.costs import CostSample
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP
 from hsdopt.runtime.lookup import Lookup, LookupSession
-from hsdopt.runtime.models import Model
+from hsdopt.runtime.model import Model
 from hsdopt.runtime.session import Session
 
 __all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "measure_costs"]
@@ -123,7 +123,7 @@ class _Bench:
 
     def time(self, count: int) -> float:
         if self._session is None:
-            self._session = self._model.session()
+            self._session = self._model.network_session()
             self._session.forward(self._filler[: self._context])
             self._pass(self._session, 1)  # the first pass after a prefill allocates; it is not a sample
         return self._pass(self._session, count)

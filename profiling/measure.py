@@ -21,9 +21,9 @@ from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.workload import Workload, render
 from hsdopt.runtime import generate
 from hsdopt.runtime.lookup import Bigrams, Lookup
-from hsdopt.runtime.models import Model, check_vocabulary
+from hsdopt.runtime.model import Model, check_vocabulary
 
-__all__ = ["lookup_from_profile", "model_info", "profile", "render_prompts", "trace_prompts"]
+__all__ = ["model_info", "profile", "render_prompts", "trace_prompts"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -127,9 +127,7 @@ def profile(
     )
     record = Journal(Path(journal), task.header, resume=resume)
     report = progress or (lambda *_: None)
-    traces = list(
-        _traces(task.networks, target, task.prompts, setting=task.setting, journal=record, report=report)
-    )
+    traces = list(_traces(task.networks, target, task.prompts, setting=task.setting, journal=record, report=report))
     lookup = _lookup_table(traces) if LOOKUP in task.models else None
     costs = _costs(task, record, traces, lookup, report)
     return _assemble(task, workload, traces, costs, lookup)
@@ -177,13 +175,6 @@ def trace_prompts(
     record = Journal(Path(journal), header, resume=resume)
     report = progress or (lambda *_: None)
     return tuple(_traces(networks, target, prompts, setting=setting, journal=record, report=report))
-
-
-def lookup_from_profile(profiled: Profile) -> Lookup:
-    """Return the lookup drafter whose table was saved with the profile."""
-    if "previous" not in profiled.lookup:
-        return Lookup()
-    return Lookup(Bigrams(profiled.lookup["previous"], profiled.lookup["following"]))
 
 
 def model_info(model: Model, *, device: str | None = None) -> ModelInfo:

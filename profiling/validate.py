@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from hsdopt.plan import Plan, format_plan
+from hsdopt.plan import Plan
 from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
 from hsdopt.runtime import generate
 from hsdopt.runtime.events import Generation
-from hsdopt.runtime.models import Model
+from hsdopt.runtime.model import Model
 
 __all__ = ["MeasuredRun", "measure_plans"]
 
@@ -29,7 +29,7 @@ class MeasuredRun:
     Attributes
     ----------
     plan : str
-        In notation.
+        Its label.
     prompt, repeat, order : int
         Which prompt, which repeat, and the place of the run in time.
     output : tuple of int
@@ -109,7 +109,7 @@ def measure_plans(
     ProfileError
         If the journal cannot be continued or written.
     """
-    texts = [format_plan(plan) for plan in plans]
+    texts = [plan.label for plan in plans]
     header = {
         "plans": texts,
         "prompts": [list(prompt) for prompt in prompts],

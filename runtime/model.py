@@ -140,8 +140,18 @@ class Model:
 
     def session(self) -> Session | LookupSession:
         """Open a new session with an empty cache."""
-        if self.lookup is not None:
-            return self.lookup.session()
+        return self.network_session() if self.lookup is None else self.lookup.session()
+
+    def network_session(self) -> Session:
+        """Open a new session of a network.
+
+        Raises
+        ------
+        ModelError
+            If this is a lookup drafter.
+        """
+        if self.network is None:
+            raise ModelError(f"expected a network to score tokens; {self.name} is a lookup drafter")
         return Session(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
 
 

@@ -378,7 +378,7 @@ def near_tie(model: Model, prefix: Sequence[int], *, new_tokens: Sequence[int] =
     new_tokens : sequence of int
         Sizes of the passes compared with a pass over one token; those longer than the prefix are cut to it.
     """
-    session = model.session()
+    session = model.network_session()
     single = _last_logits(session, prefix, 1)
     best = single.topk(2).values
     others = [_last_logits(session, prefix, min(n, len(prefix))) for n in new_tokens]

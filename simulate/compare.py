@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, rankdata
-from scipy.stats import t as student
+from scipy.stats import rankdata
 
 from hsdopt.errors import InvalidArgumentError, PlanError, PredictionError
 from hsdopt.plan import Adaptive, Bild, Level, parse_plan
+from hsdopt.simulate.intervals import expanded_tail
 
 __all__ = [
     "Comparison",
@@ -541,8 +541,7 @@ class _Grid:
         """Return `value` with the expanded percentile interval of its bootstrap draws."""
         if self.prompts < 2:
             return Interval(float(value))
-        spread = math.sqrt(self.prompts / (self.prompts - 1))
-        tail = float(norm.cdf(-spread * student.ppf((1 + self.confidence) / 2, self.prompts - 1)))
+        tail = expanded_tail(self.prompts, self.confidence)
         low, high = np.quantile(draws, [tail, 1 - tail])
         return Interval(float(value), float(low), float(high))
 

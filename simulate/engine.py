@@ -339,6 +339,11 @@ class Counts:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
+    def kinds_per_token(self) -> dict[tuple[str, int], float]:
+        """Passes per token of the target, by model and number of new tokens."""
+        return {kind: count / self.tokens for kind, count in self.passes.items()} if self.tokens else {}
+
+    @property
     def passes_per_token(self) -> dict[str, float]:
         """Passes of each model per token of the target (requests, for the lookup drafter)."""
         totals = dict.fromkeys(self.model_seconds, 0)

@@ -37,6 +37,7 @@ from hsdopt.simulate.engine import (
     refuse_extrapolation,
     refuse_lenience,
 )
+from hsdopt.simulate.intervals import expanded_tail
 
 __all__ = ["BildCounts", "ReplayedRun", "replay", "replay_many"]
 
@@ -107,7 +108,7 @@ class ReplayedRun(Counts):
     def interval(
         self, rng: np.random.Generator, *, replicates: int = 1000, confidence: float = 0.95
     ) -> tuple[float, float]:
-        """Return the bootstrap interval of `seconds_per_token` over prompts.
+        """Return the bootstrap interval of `seconds_per_token` over prompts; the percentiles are the plain ones.
 
         Raises
         ------
@@ -122,6 +123,34 @@ class ReplayedRun(Counts):
         rates = self.prompt_seconds[drawn].sum(axis=1) / self.prompt_tokens[drawn].sum(axis=1)
         low, high = np.quantile(rates, [(1 - confidence) / 2, (1 + confidence) / 2])
         return float(low), float(high)
+
+    def predictive_interval(
+        self, rng: np.random.Generator, *, prompts: int, replicates: int = 4000, confidence: float = 0.95
+    ) -> tuple[float, float]:
+        """Return where the seconds per token over `prompts` new prompts should lie.
+
+        Both what was replayed and what will be run are samples of prompts, so the ratio of two bootstrap means, one
+        of each size, spreads the prediction. Percentiles are moved out for the number of replayed prompts, as in
+        `hsdopt.simulate.compare`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            If a number is below 1 or `confidence` is not between 0 and 1.
+        """
+        check_length(replicates, "replicates", minimum=1)
+        check_length(prompts, "prompts", minimum=1)
+        if not 0 < confidence < 1:
+            raise InvalidArgumentError(f"expected a confidence between 0 and 1; got {confidence}")
+        kept = np.flatnonzero(self.prompt_tokens)
+
+        def means(size: int) -> Floats:
+            drawn = rng.choice(kept, (replicates, size))
+            return np.asarray(self.prompt_seconds[drawn].sum(axis=1) / self.prompt_tokens[drawn].sum(axis=1))
+
+        tail = expanded_tail(len(kept), confidence)
+        low, high = np.quantile(means(prompts) / means(len(kept)), [tail, 1 - tail])
+        return float(low * self.seconds_per_token), float(high * self.seconds_per_token)
 
 
 def replay(

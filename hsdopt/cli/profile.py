@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from hsdopt.cli.common import (
     status,
     whole_numbers,
 )
+
+if TYPE_CHECKING:
+    from hsdopt.profiles import Profile
 
 Target = Annotated[
     str, typer.Option("--target", help="The model to speed up: built-in name, folder, GGUF file or hub id.")
@@ -100,32 +103,31 @@ def profile(
 
 def _show(path: Path, *, as_json: bool) -> None:
     """Print what a profile holds: costs and acceptance of every model."""
-    from rich.table import Table
-
     profiled = load_profile(path)
-    rows = []
-    for name in reversed(profiled.names):
-        cost = profiled.cost(name)
-        law = None if name == profiled.target else profiled.acceptance(name, profiled.target)
-        rows.append(
-            {
-                "model": name,
-                "seconds_per_pass": {n: cost(n, profiled.context) for n in (1, 4, 8, 16) if n <= cost.max_tokens},
-                "acceptance": None if law is None else law.rate,
-                "positions": None if law is None or not law.trials else law.trials[0],
-                "bytes": profiled.models[name].bytes,
-            }
-        )
+    rows = [_row(profiled, name) for name in reversed(profiled.names)]
     if as_json:
         print_json({"profile": str(path), "models": rows})
         return
-    table = Table("model", title=f"{path}: one pass in ms, and acceptance by {profiled.target}", title_justify="left")
+    from rich.table import Table
+
+    table = Table("model", title=f"{path}: ms per pass, and acceptance by {profiled.target}", title_justify="left")
     for heading in ("c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB"):
         table.add_column(heading, justify="right")
     for row in rows:
-        costs = [
-            milliseconds(row["seconds_per_pass"][n]) if n in row["seconds_per_pass"] else "" for n in (1, 4, 8, 16)
-        ]
+        costs = ["" if seconds is None else milliseconds(seconds) for seconds in row["seconds_per_pass"].values()]
         rate = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
         table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.0f}")
     output().print(table)
+
+
+def _row(profiled: Profile, name: str) -> dict[str, Any]:
+    cost = profiled.cost(name)
+    law = None if name == profiled.target else profiled.acceptance(name, profiled.target)
+    seconds = {n: cost(n, profiled.context) if n <= cost.max_tokens else None for n in (1, 4, 8, 16)}
+    return {
+        "model": name,
+        "seconds_per_pass": seconds,
+        "acceptance": None if law is None else law.rate,
+        "positions": law.trials[0] if law is not None and law.trials else None,
+        "bytes": profiled.models[name].bytes,
+    }

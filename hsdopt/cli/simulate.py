@@ -37,10 +37,16 @@ def simulate(
     estimate = expected_latency(parsed, profiled)
     run = run_events(parsed, profiled, tokens=tokens, seed=seed)
     if plot is not None:
+        from matplotlib.figure import Figure
+
         from hsdopt.plots import save_figure, simulated_distribution
 
-        axes = simulated_distribution(run, estimate.seconds_per_token)
-        save_figure(axes.figure, plot)
+        seconds = run.lane_seconds_per_token.tolist()
+        figure = Figure(layout="constrained")
+        simulated_distribution(
+            seconds, closed_form=estimate.seconds_per_token, title=str(parsed), ax=figure.add_subplot()
+        )
+        save_figure(figure, plot)
     if as_json:
         print_json(_to_json(run, estimate))
     else:

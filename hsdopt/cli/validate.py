@@ -19,7 +19,7 @@ from hsdopt.cli.common import (
     status,
 )
 from hsdopt.errors import InvalidArgumentError, ProfileError
-from hsdopt.plan import LOOKUP, parse_plan
+from hsdopt.plan import LOOKUP, Adaptive, Level
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hsdopt.plan import Plan
     from hsdopt.profiles import Profile
     from hsdopt.profiling import MeasuredRun, Workload
-    from hsdopt.runtime.models import Model
+    from hsdopt.runtime.model import Model
     from hsdopt.simulate.compare import Comparison, Mismatch, Run
     from hsdopt.solvers.solution import Solution
 
@@ -100,10 +100,10 @@ def validate(
             seed=seed,
             progress=progress,
         )
-    outcome = _compare(profiled, timed, solution, plans, [_run(one) for one in measured], seed=seed)
+    outcome = _compare(profiled, timed, solution, plans, [_run(one, profiled.target) for one in measured], seed=seed)
     report = outcome.to_report(
         provenance=_provenance(profiled, workload, where, seed),
-        mismatches=_mismatches(measured, models[profiled.target], list(rendered.values()), profiled),
+        mismatches=_mismatches(measured, plans, models[profiled.target], list(rendered.values()), profiled),
         why=solution.why,
         warnings=solution.warnings,
     )
@@ -137,7 +137,6 @@ def _workload(profiled: Profile, prompts: str | None, count: int | None) -> Work
 def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solution, list[Plan]]:
     """Return the solution and what to run: the plans asked for, or a suite around what the solver chose."""
     from hsdopt.cli.predictions import replayer
-    from hsdopt.plan import Level
     from hsdopt.solvers.solve import solve
     from hsdopt.suites import suite as make_suite
 
@@ -164,21 +163,19 @@ def _traced(
     progress: Report,
 ) -> Profile:
     """Return the profile with traces of the validation prompts in place of its own."""
-    from hsdopt.profiling import lookup_from_profile, trace_prompts
+    from hsdopt.profiling import trace_prompts
     from hsdopt.profiling.acceptance import assemble
 
     traces = trace_prompts(
         models, profiled.target, prompts, setting=profiled.setting, journal=path, resume=resume, progress=progress
     )
-    lookup = lookup_from_profile(profiled)
-    own = None if LOOKUP not in profiled.costs else (lambda _: lookup)
-    return replace(profiled, traces=assemble(traces, lookup=own), _laws={})
+    lookup = models[LOOKUP].lookup if LOOKUP in models else None
+    return profiled.with_traces(assemble(traces, lookup=None if lookup is None else lambda _: lookup))
 
 
-def _run(measured: MeasuredRun) -> Run:
+def _run(measured: MeasuredRun, target: str) -> Run:
     from hsdopt.simulate.compare import Run as Timed
 
-    target = parse_plan(measured.plan).target
     return Timed(
         plan=measured.plan,
         repeat=measured.repeat,
@@ -215,16 +212,21 @@ def _compare(
     return compare(
         runs,
         predictions,
-        chosen=str(solution.plan),
-        autoregression=profiled.target,
+        chosen=solution.plan.label,
+        autoregression=Level(profiled.target).label,
         rng=rng,
         cost=lambda model, tokens: profiled.cost(model)(tokens, timed.context),
-        candidates=[str(plan) for plan in plans if plan.lossless],
+        candidates=[plan.label for plan in plans if plan.lossless],
+        families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
     )
 
 
 def _mismatches(
-    measured: Sequence[MeasuredRun], target: Model, prompts: Sequence[Sequence[int]], profiled: Profile
+    measured: Sequence[MeasuredRun],
+    plans: Sequence[Plan],
+    target: Model,
+    prompts: Sequence[Sequence[int]],
+    profiled: Profile,
 ) -> list[Mismatch]:
     """Return where greedy outputs of lossless plans leave the target's own, and how near a tie it was there."""
     from hsdopt.runtime.sampling import near_tie
@@ -232,10 +234,11 @@ def _mismatches(
 
     if profiled.setting.temperature > 0:
         return []
-    own = {run.prompt: run.output for run in measured if run.plan == profiled.target and run.repeat == 0}
+    own = {run.prompt: run.output for run in measured if run.plan == Level(profiled.target).label and run.repeat == 0}
+    lossless = {plan.label for plan in plans if plan.lossless}
     places: dict[tuple[int, int], list[str]] = {}
     for run in measured:
-        if run.repeat == 0 and parse_plan(run.plan).lossless and run.output != own[run.prompt]:
+        if run.repeat == 0 and run.plan in lossless and run.output != own[run.prompt]:
             pairs = enumerate(zip(run.output, own[run.prompt], strict=True))
             first = next(index for index, (a, b) in pairs if a != b)
             places.setdefault((run.prompt, first), []).append(run.plan)
@@ -280,11 +283,10 @@ def _show(report: dict[str, Any], directory: Path) -> None:
     for heading in ("measured", "95 % interval", "predicted", "error", "tokens/pass", "speed-up"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in report["plans"]:
-        low, high = row["interval"] or (None, None)
         table.add_row(
             row["plan"],
             milliseconds(row["measured_seconds_per_token"]),
-            "" if low is None else f"{milliseconds(low)} to {milliseconds(high)}",
+            " to ".join(milliseconds(bound) for bound in row["interval"] or ()),
             _or_blank(row["predicted_seconds_per_token"], milliseconds),
             _or_blank(row["error"], lambda error: f"{error:+.1%}"),
             _or_blank(row["tokens_per_pass"], lambda tokens: f"{tokens:.2f}"),
