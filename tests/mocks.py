@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from hsdopt.runtime.lookup import Lookup, LookupSession
 from hsdopt.runtime.session import Pass
 
 if TYPE_CHECKING:
@@ -67,6 +66,9 @@ class MockModel:
 
     def session(self) -> MockSession:
         return MockSession(self.score, self.max_positions)
+
+    def network_session(self) -> MockSession:
+        return self.session()
 
     def score(self, sequence: Sequence[int], n_logits: int) -> torch.Tensor:
         raise NotImplementedError
@@ -119,23 +121,6 @@ class TableLookup:
         for _ in range(min(length, self.longest)):
             written.append(int(self.table.law(written).argmax()))
         return written[len(text) :]
-
-
-@dataclass(slots=True)
-class LookupModel:
-    """The real lookup drafter, behind the part of `Model` that decoding uses."""
-
-    vocab_size: int
-    lookup: Lookup = field(default_factory=Lookup)
-    name: str = "lookup"
-    kind: str = "lookup"
-    eos: frozenset[int] = frozenset()
-    max_positions: int | None = None
-    source: str = "lookup"
-    tokenizer: object = None
-
-    def session(self) -> LookupSession:
-        return self.lookup.session()
 
 
 class MockLookupSession:

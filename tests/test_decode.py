@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mocks import LookupModel, TableLookup, scheduled_models, table_model
+from mocks import TableLookup, scheduled_models, table_model
 from tiny import VOCAB, tiny_model, tiny_tokenizer
 
 from hsdopt.errors import InvalidArgumentError, ModelError, PlanError, VocabularyError
@@ -35,7 +35,7 @@ def family(architecture: str = "llama") -> dict[str, Any]:
         name: tiny_model(0, name=name, noise=noise, architecture=architecture)
         for name, noise in (("s", 0.05), ("m", 0.02), ("t", 0.0))
     }
-    return {LOOKUP: LookupModel(VOCAB), **made}
+    return {LOOKUP: Model.of_lookup(Lookup(), made["t"]), **made}
 
 
 def random_plan(rng: random.Random, names: Sequence[str] = (LOOKUP, "s", "m", "t")) -> Level:
@@ -367,7 +367,8 @@ def test_beyond_the_target_s_positions_is_refused_at_once() -> None:
 
 def test_padded_ids_are_never_proposed_nor_accepted() -> None:
     padded = {name: tiny_model(0, name=name, vocab=VOCAB + rows) for name, rows in (("t", 13), ("s", 2))}
-    models = {**padded, LOOKUP: LookupModel(VOCAB, Lookup(Bigrams.of([[71, VOCAB + 1, 72]]), min_ngram=8))}
+    lookup = Lookup(Bigrams.of([[71, VOCAB + 1, 72]]), min_ngram=8)  # a table made with other ids
+    models = {**padded, LOOKUP: Model.of_lookup(lookup, padded["t"])}
     output = generate("t(s:3, lookup:3)", models, PROMPT, max_new_tokens=30, temperature=2, seed=1)
     assert max(output.tokens) < VOCAB
     with pytest.raises(InvalidArgumentError, match=f"ids from 0 to {VOCAB - 1} in the prompt; got {VOCAB}"):
@@ -410,7 +411,7 @@ def test_times_add_up() -> None:
     ],
 )
 def test_bad_input_is_one_clear_line(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    models = {**family(), "look": LookupModel(VOCAB)}
+    models = {**family(), "look": family()[LOOKUP]}
     call: dict[str, Any] = {"plan": "t", "prompt": PROMPT, "max_new_tokens": 3, **arguments}
     with pytest.raises(error, match=message):
         generate(call.pop("plan"), models, call.pop("prompt"), **call)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hsdopt.cli.common import aliases, load_plan, load_profile, milliseconds, print_json, require_extra, status
-from hsdopt.errors import ModelError
+from hsdopt.errors import InvalidArgumentError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,6 +58,8 @@ def generate(
     with require_extra("runtime"):
         from hsdopt.runtime import generate as write
     parsed = load_plan(plan)
+    if profile is not None and draft:
+        raise InvalidArgumentError("expected --profile or --draft, not both: a profile names the sources of its models")
     models = _load(parsed, profile, draft or (), device=device, dtype=dtype)
     target = models[parsed.target]
     stream = None if as_json else _Stream(target)
@@ -84,13 +86,13 @@ def generate(
 def _load(
     plan: Plan, profile: Path | None, drafts: Sequence[str], *, device: str, dtype: str | None
 ) -> Mapping[str, Model]:
-    """Return the models of the profile, or those that the names of the plan stand for."""
+    """Return the models of the profile, or those that the names of the plan stand for, the target first."""
     from hsdopt.runtime import load_models
 
     if profile is not None:
-        return load_models(load_profile(profile), device=device)
+        return load_models(load_profile(profile), device=device, dtype=dtype)
     given = aliases(drafts)
-    sources = {name: given.get(name, name) for name in plan.models}
+    sources = {name: given.get(name, name) for name in reversed(plan.models)}
     return load_models(sources, device=device, dtype=dtype)
 
 
