@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -16,13 +17,15 @@ SUITES = {"quick": 8, "standard": 16, "full": 44}
 """Number of plans per suite."""
 
 _SHORT, _LONG = 4, 8
+_LONGEST = 16
 
 
 def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> tuple[Plan, ...]:
     """Return the plans of a suite: autoregression, the chosen plans, their neighbours, and a spread of others.
 
     The spread holds single drafters of every kind, stacks, rows, and plans that are predicted to be slower
-    than autoregression; `full` adds overshoot and rounds, more lengths, and Big Little Decoder.
+    than autoregression; `full` adds overshoot and rounds, more lengths, and Big Little Decoder. Plans that the
+    profile cannot predict are left out.
 
     Parameters
     ----------
@@ -32,6 +35,11 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
         What the solver chose, best first.
     name : {"quick", "standard", "full"}
 
+    Returns
+    -------
+    tuple of Plan
+        Autoregression first, then the chosen plans; at most as many as `SUITES` says.
+
     Raises
     ------
     InvalidArgumentError
@@ -39,10 +47,8 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
     """
     if name not in SUITES:
         raise InvalidArgumentError(f"expected a suite out of {', '.join(SUITES)}; got {name!r}")
-    size = SUITES[name]
-    target = Level(profile.target)
-    first = [target, *chosen]
-    groups = [
+    first: list[Plan] = [Level(profile.target), *chosen]
+    groups: list[list[Plan]] = [
         list(_singles(profile)),
         list(_stacks(profile)),
         list(_rows(profile)),
@@ -51,12 +57,12 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
     ]
     if name == "full":
         groups += [list(_conventions(profile)), list(_bild(profile))]
-    plans: dict[Plan, None] = dict.fromkeys(plan for plan in first if _predictable(plan, profile))
-    for plan in _in_turn(groups):
-        if len(plans) >= size:
+    plans: dict[Plan, None] = {}
+    for plan in (*first, *_in_turn(groups)):
+        if len(plans) == SUITES[name]:
             break
-        if _predictable(plan, profile):
-            plans.setdefault(plan)
+        if plan not in plans and _seconds(plan, profile) < math.inf:
+            plans[plan] = None
     return tuple(plans)
 
 
@@ -67,12 +73,12 @@ def _in_turn(groups: Iterable[Iterable[Plan]]) -> Iterator[Plan]:
         yield from (queue[index] for queue in queues if index < len(queue))
 
 
-def _predictable(plan: Plan, profile: Profile) -> bool:
+def _seconds(plan: Plan, profile: Profile) -> float:
+    """Return the expected seconds per token, infinite for a plan that the profile cannot predict."""
     try:
-        expected_latency(plan, profile)
+        return expected_latency(plan, profile).seconds_per_token
     except PredictionError:
-        return False
-    return True
+        return math.inf
 
 
 def _networks(profile: Profile) -> list[str]:
@@ -85,30 +91,27 @@ def _draft(target: str, drafter: str, length: int) -> Level:
     return Level(target, (Segment(Level(drafter), length),))
 
 
-def _best_length(profile: Profile, drafter: str, limit: int) -> int:
-    def seconds(length: int) -> float:
-        return expected_latency(_draft(profile.target, drafter, length), profile).seconds_per_token
-
-    return min(range(1, limit + 1), key=seconds)
-
-
 def _singles(profile: Profile) -> Iterator[Plan]:
-    """Every drafter at its best length, then at half and double."""
-    limit = min(16, profile.max_draft_length)
-    best = {name: _best_length(profile, name, limit) for name in profile.drafters}
+    """Every drafter at its best length, then at double and half."""
+    best = {name: _best_length(profile, name) for name in profile.drafters}
     for scale in (1.0, 2.0, 0.5):
         for name, length in best.items():
             yield _draft(profile.target, name, max(1, round(scale * length)))
 
 
+def _best_length(profile: Profile, drafter: str) -> int:
+    longest = min(_LONGEST, profile.max_draft_length)
+    return min(range(1, longest + 1), key=lambda length: _seconds(_draft(profile.target, drafter, length), profile))
+
+
 def _stacks(profile: Profile, stop: Stop = "truncate") -> Iterator[Level]:
-    """Two drafters above each other: the best drafters over the cheapest."""
+    """Two drafters above each other: every network over lookup or a cheaper network."""
     names = _networks(profile)
     bottoms = [name for name in profile.drafters if name == LOOKUP] + names
     for top, low in ((6, 3), (_LONG, _SHORT), (_SHORT, 2)):
         for middle in names:
             for bottom in bottoms:
-                if bottom != middle and (bottom == LOOKUP or names.index(bottom) < names.index(middle)):
+                if bottom == LOOKUP or names.index(bottom) < names.index(middle):
                     inner = Level(middle, (Segment(Level(bottom), low),))
                     yield Level(profile.target, (Segment(inner, top, stop),))
 
@@ -126,10 +129,18 @@ def _rows(profile: Profile) -> Iterator[Plan]:
 
 
 def _slow(profile: Profile) -> Iterator[Plan]:
-    """Plans predicted to be slower than autoregression, the slowest drafters with long drafts."""
-    plans = [_draft(profile.target, name, length) for name in _networks(profile) for length in (10, 16)]
-    graded = [(expected_latency(plan, profile).speedup, index) for index, plan in enumerate(plans)]
-    yield from (plans[index] for speedup, index in sorted(graded) if speedup < 1)
+    """Plans predicted to be slower than autoregression, slowest first: long drafts, and long drafts of those."""
+    names = _networks(profile)
+    plans = [_draft(profile.target, name, length) for name in names for length in (10, _LONGEST)]
+    plans += [
+        Level(profile.target, (Segment(_draft(middle, bottom, _LONG), _LONGEST),))
+        for middle in names
+        for bottom in names
+        if middle != bottom
+    ]
+    alone = _seconds(Level(profile.target), profile)
+    graded = [(_seconds(plan, profile), -index) for index, plan in enumerate(plans)]
+    yield from (plans[-index] for seconds, index in sorted(graded, reverse=True) if alone < seconds < math.inf)
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:

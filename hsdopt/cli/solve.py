@@ -251,9 +251,9 @@ def _table(solution: Solution) -> Table:
     rows: list[tuple[str, Candidate | None]] = [("chosen", solution.candidate)]
     if not solution.speculate:
         rows.append(("contender", solution.contender))
-    names = {"speculative": "best single drafter", "autoregression": "autoregression"}
-    for family in ("speculative", "hierarchy", "cascade", "adaptive", "bild"):
-        rows.append((names.get(family, f"best {family}"), solution.best_by_family.get(family)))
+    names = {"speculative": "best single drafter"}
+    families = ("speculative", "hierarchy", "cascade", "adaptive", "bild")
+    rows += [(names.get(family, f"best {family}"), solution.best_by_family.get(family)) for family in families]
     rows.append(("runner-up", next(iter(solution.runners_up), None)))
     rows.append(("autoregression", solution.autoregression))
     shown: dict[Plan, None] = {}

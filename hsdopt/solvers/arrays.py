@@ -289,9 +289,9 @@ def _segments(law: Acceptance, longest: int) -> tuple[FloatArray, FloatArray, Fl
 def _joint(law: Acceptance, longest: int) -> NDArray[np.float64]:
     """Return the joint law of (proposed, accepted); curves that end early accept nothing beyond their end."""
     if law.joint is not None:
-        return np.clip(np.asarray(law.joint, dtype=float), 0.0, None)
+        return np.asarray(np.clip(np.asarray(law.joint, dtype=float), 0.0, None))
     covered = longest if law.max_length is None else min(longest, law.max_length)
-    curve = np.append(law.curve(covered), np.zeros(longest - covered))
+    curve: FloatArray = np.append(law.curve(covered), np.zeros(longest - covered))
     joint = np.zeros((longest + 1, longest + 1))
     joint[longest] = curve - np.append(curve[1:], 0.0)
     return joint

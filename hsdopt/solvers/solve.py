@@ -134,7 +134,7 @@ def solve(
         alone,
         best_by_family=_best_by_family(ordered),
         runners_up=tuple(candidate for candidate in ordered if candidate.plan != best.plan)[:_RUNNERS_UP],
-        interval=None if sure is None else _scaled(sure, contender, alone),
+        interval=None if sure is None else sure.interval,
         probability_within=None if sure is None else sure.probability_within,
         resolution=None if sure is None else sure.resolution,
         frontier=found.frontier,
@@ -253,8 +253,9 @@ def _assessment(
     """Return how sure the contender is, held against the leading plans."""
     if contender is None:
         return None
-    leading = dict.fromkeys([contender.plan, *(candidate.plan for candidate in _leading(ordered)), alone.plan])
-    return assess(list(leading), profile, interval=interval, seed=seed, context=context)
+    leading = {candidate.plan: candidate for candidate in (contender, *_leading(ordered), alone)}
+    scale = {plan: each.seconds_per_token / each.estimate.seconds_per_token for plan, each in leading.items()}
+    return assess(list(leading), profile, interval=interval, seed=seed, context=context, scale=scale)
 
 
 def _leading(ordered: Sequence[Candidate]) -> list[Candidate]:
@@ -282,17 +283,9 @@ def _decide(
         return alone
     if required:
         return contender
-    if sure is not None and _scaled(sure, contender, alone)[0] <= 1.0:
+    if sure is not None and sure.interval[0] <= 1.0:
         return alone
     return ordered[0]
-
-
-def _scaled(sure: Assessment, contender: Candidate | None, alone: Candidate) -> tuple[float, float]:
-    """Return the interval around the deciding evaluator's speed-up; its relative width is the closed form's."""
-    if contender is None:
-        return sure.interval
-    factor = alone.seconds_per_token / contender.seconds_per_token / contender.estimate.speedup
-    return sure.interval[0] * factor, sure.interval[1] * factor
 
 
 def _best_by_family(ordered: Sequence[Candidate]) -> MappingProxyType[str, Candidate]:
@@ -305,17 +298,18 @@ def _best_by_family(ordered: Sequence[Candidate]) -> MappingProxyType[str, Candi
 def _warnings(best: Candidate, contender: Candidate | None, alone: Candidate, sure: Assessment | None) -> Iterable[str]:
     if contender is None:
         return
+    words = plan_words(contender.plan)
     if sure is not None:
-        low, high = _scaled(sure, contender, alone)
+        low, high = sure.interval
         if low <= 1.0 <= high:
             yield (
-                f"within noise of autoregression: do not speculate ({plan_words(contender.plan)} is {low:.3g}x to {high:.3g}x; "
+                f"within noise of autoregression: do not speculate ({words} is {low:.3g}x to {high:.3g}x; "
                 "profile more prompts to tell)"
             )
         elif high < 1.0:
-            yield f"slower than autoregression: do not speculate ({plan_words(contender.plan)} is {low:.3g}x to {high:.3g}x)"
+            yield f"slower than autoregression: do not speculate ({words} is {low:.3g}x to {high:.3g}x)"
     elif contender.seconds_per_token >= alone.seconds_per_token:
-        yield f"slower than autoregression: do not speculate ({plan_words(contender.plan)})"
+        yield f"no faster than autoregression: do not speculate ({words})"
     if best.estimate.extrapolated > 0:
         yield f"{best.estimate.extrapolated:.2%} of the time is in passes longer than any profiled"
 

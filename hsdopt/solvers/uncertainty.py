@@ -6,7 +6,7 @@ are taken once per prompt and every replicate is a product with the numbers of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,6 +55,7 @@ def assess(
     interval: int = 200,
     seed: int = 0,
     context: float | None = None,
+    scale: Mapping[Plan, float] | None = None,
 ) -> Assessment | None:
     """Return how sure the first of `plans` is, held against the others and autoregression.
 
@@ -68,6 +69,8 @@ def assess(
     seed : int
     context : float, optional
         As in `expected_latency`.
+    scale : mapping of Plan to float, optional
+        What another evaluator's seconds are of the closed form's; replicates are multiplied by it.
 
     Returns
     -------
@@ -88,7 +91,8 @@ def assess(
     if count == 0 or not _resamples(profile):
         return None
     every = list(dict.fromkeys([*plans, Level(profile.target)]))
-    seconds = np.array(list(replicates(every, profile, count=count, seed=seed, context=context)))
+    factors = np.array([(scale or {}).get(plan, 1.0) for plan in every])
+    seconds = np.array(list(replicates(every, profile, count=count, seed=seed, context=context))) * factors
     alone = seconds[:, every.index(Level(profile.target))]
     low, high = np.percentile(alone / seconds[:, 0], _ends())
     return Assessment(
