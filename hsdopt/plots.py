@@ -26,6 +26,7 @@ from scipy.optimize import isotonic_regression
 from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.plan import LOOKUP
 from hsdopt.profiles import Profile, atomic_write
+from hsdopt.solvers.what_if import WhatIf
 
 __all__ = [
     "acceptance_by_position",
@@ -39,6 +40,7 @@ __all__ = [
     "simulated_distribution",
     "speedups",
     "style",
+    "what_if_curve",
     "where_the_time_goes",
 ]
 
@@ -614,3 +616,34 @@ def _rate(profile: Profile, drafter: str, verifier: str) -> float:
 
 def _heat_row(drafter: str, verifier: str, rate: float) -> dict[str, Any]:
     return {"drafter": drafter, "verifier": verifier, "rate": float(rate) if np.isfinite(rate) else ""}
+
+
+@_styled
+def what_if_curve(answer: WhatIf, *, ax: Axes | None = None) -> Axes:
+    """Return the acceptance from which on a drafter of each cost ratio improves the best plan.
+
+    Drafters above the line pay, those below do not; the cost ratios asked about are marked.
+
+    Parameters
+    ----------
+    answer : WhatIf
+        Of `hsdopt.solvers.what_if.what_if`.
+    ax : Axes, optional
+    """
+    axes = _axes(ax, 3.6)
+    points = sorted((*answer.curve, *answer.points), key=lambda point: point.cost_ratio)
+    needed = [(point.cost_ratio, point.acceptance) for point in points if point.acceptance is not None]
+    ratios, rates = [ratio for ratio, _ in needed], [rate for _, rate in needed]
+    axes.plot(ratios, rates, color=_BLUE, label="break-even")
+    axes.fill_between(ratios, rates, 1.0, color=_BLUE, alpha=0.1, linewidth=0, label="faster than the best plan")
+    asked = [(point.cost_ratio, point.acceptance) for point in answer.points if point.acceptance is not None]
+    for ratio, rate in asked:
+        axes.plot([ratio], [rate], color=_RED, marker="o", linestyle="none")
+        axes.annotate(f"{rate:.2f}", (ratio, rate), textcoords="offset points", xytext=(6, -12), color=_RED)
+    axes.set(xlabel="cost of a pass over the target's", ylabel="acceptance rate", xlim=(0, None), ylim=(0, 1))
+    axes.set_title(f"What a drafter has to be like to beat {answer.speedup:.2f}x")
+    axes.legend(loc="lower right")
+    _keep(
+        axes, [{"cost_ratio": p.cost_ratio, "acceptance": "" if p.acceptance is None else p.acceptance} for p in points]
+    )
+    return axes

@@ -332,7 +332,11 @@ def _show_what_if(answer: WhatIf) -> None:
 
 def _plot(answer: WhatIf, path: Path) -> None:
     with require_extra("plot"):
-        from hsdopt.plots import save_figure, what_if_curve
-    axes = what_if_curve(answer)
-    for written in save_figure(axes.figure, path):
+        from matplotlib.figure import Figure
+
+        from hsdopt.plots import save_figure, style, what_if_curve
+    with style():
+        figure = Figure(figsize=(6.0, 3.6), layout="constrained")
+        what_if_curve(answer, ax=figure.add_subplot())
+    for written in save_figure(figure, path):
         status().print(f"wrote {written}", markup=False)
