@@ -117,7 +117,8 @@ def arrays_graph(arrays: HierarchyArrays) -> nx.MultiDiGraph:
         As `hierarchy_graph` gives, from ``"s"`` to ``"t"``.
     """
     graph = nx.MultiDiGraph()
-    graph.add_edge(SOURCE, TARGET, cost=arrays.autoregression, multiplier=1.0)
+    if np.isfinite(arrays.autoregression):
+        graph.add_edge(SOURCE, TARGET, cost=arrays.autoregression, multiplier=1.0)
     drafters, longest = arrays.draft.shape
     for drafter, place in np.argwhere(np.isfinite(arrays.verify[:, -1])).tolist():
         gain = float(arrays.tokens[drafter, place])

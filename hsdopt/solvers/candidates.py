@@ -93,19 +93,21 @@ def _row_of(subset: Sequence[int], requests: Requests, arrays: ProfileArrays) ->
     yield Level(arrays.names[-1], row)
 
 
-def conventions(plans: Iterable[Plan]) -> Iterator[Plan]:
-    """Yield the stacks of `plans` with what their levels hold passed up: overshoot, and one to three rounds."""
+def conventions(plans: Iterable[Plan], longest: int) -> Iterator[Plan]:
+    """Yield the stacks of `plans` with what the target's drafters hold passed up: overshoot, and one to three rounds."""
     for plan in plans:
         if isinstance(plan, Level):
             for place, segment in enumerate(plan.row):
                 if segment.level.row:
-                    for other in _other_stops(segment):
+                    for other in _other_stops(segment, longest):
                         yield Level(plan.model, (*plan.row[:place], other, *plan.row[place + 1 :]))
 
 
-def _other_stops(segment: Segment) -> Iterator[Segment]:
-    for length in sorted({max(1, segment.length - 2), max(1, segment.length - 1), segment.length}):
-        yield Segment(segment.level, length, "overshoot")
+def _other_stops(segment: Segment, longest: int) -> Iterator[Segment]:
+    surplus = segment.level.longest_draft or 0
+    for length in sorted({segment.length - 2, segment.length - 1, segment.length, longest - surplus}):
+        if length >= 1:
+            yield Segment(segment.level, length, "overshoot")
     for rounds in (1, 2, 3):
         yield Segment(segment.level, rounds, "rounds")
 

@@ -62,7 +62,8 @@ class Limits:
     def _fits(self, plan: Plan) -> bool:
         if isinstance(plan, Adaptive):
             depth = len(plan.models) - 1
-            longest = max([0, *(choice.length for choice in (plan.draft,) if choice is not None)])
+            choices = [plan.draft, *(choice for _, row in plan.tables for choice in row)]
+            longest = max((choice.length for choice in choices if choice is not None), default=0)
         elif isinstance(plan, Level):
             depth = plan.depth
             longest = max((level.longest_draft or 0 for level in plan.walk()), default=0)

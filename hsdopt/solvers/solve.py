@@ -102,7 +102,7 @@ def solve(
     >>> profile = Profile.from_rates("big", {"lookup": 0.0, "small": 0.1, "big": 1.0}, rates)
     >>> solution = solve(profile, family="speculative")
     >>> print(solution.plan, round(solution.speedup, 3))
-    big(small:5) 2.459
+    big(small:6) 2.47
     """
     limits = read_limits(
         profile,
@@ -194,7 +194,8 @@ def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits)
     exact = True
     if family in {"cascade", "all"}:
         rows = pool.add(cascades(arrays, limits))
-        pool.add(conventions(candidate.plan for candidate in ranked([*stacks, *rows])[:_STACKS]))
+        best = [candidate.plan for candidate in ranked([*stacks, *rows])[:_STACKS]]
+        pool.add(conventions(best, limits.longest))
         # an intermediate row has at most all drafters but its own verifier, and is exact for two
         exact &= len(arrays.draft) <= 3 and not limits.required
     for start in _distinct(pool.candidates, _STARTS):
