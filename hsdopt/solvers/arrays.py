@@ -149,7 +149,7 @@ class ProfileArrays:
             self.draft[rows],
         )
 
-    def with_drafter(self, name: str, passes: FloatArray, rate: float) -> ProfileArrays:
+    def with_drafter(self, name: str, passes: FloatArray, rate: float, *, reach: float) -> ProfileArrays:
         """Return the arrays with one more drafter, the last, that drafts for the target alone at an iid rate.
 
         Parameters
@@ -158,6 +158,8 @@ class ProfileArrays:
         passes : ndarray, shape [2 longest + 2]
             Seconds of its pass over 1, 2, ... new tokens.
         rate : float
+        reach : float
+            The longest draft that the target can verify.
         """
         number, longest = len(self.draft), self.longest
         proposed, stops, goes_on = (
@@ -169,7 +171,7 @@ class ProfileArrays:
             law[number, :, :, 0] = law[:, number, :, 0] = 1.0
         pair = number, -1
         proposed[pair], stops[pair], goes_on[pair] = _segments(Acceptance.from_rate(rate), longest)
-        usable = np.isfinite(self.verify[:, -1]).any(axis=0) if number else np.ones(longest, dtype=bool)
+        usable = np.arange(1, longest + 1) <= reach
         verify[number, -1] = np.where(usable, self.passes[-1, 1 : longest + 1], np.inf)
         return ProfileArrays(
             (*self.names[:-1], name, self.names[-1]),
@@ -227,7 +229,7 @@ def profile_arrays(
         for i, verifier in enumerate(names)
         if verifier not in (drafter, LOOKUP) and (law := _law(profile, drafter, verifier)) is not None
     }
-    longest = _longest(profile, names, laws, max_draft_length)
+    longest = _longest(profile, names, max_draft_length)
     shape = (len(names) - 1, len(names), longest)
     proposed, stops, goes_on = (np.zeros((*shape, longest + 1)) for _ in range(3))
     stops[..., 0] = proposed[..., 0] = 1.0
@@ -252,15 +254,10 @@ def _law(profile: Profile, drafter: str, verifier: str) -> Acceptance | None:
         return None
 
 
-def _longest(
-    profile: Profile, names: Sequence[str], laws: dict[tuple[int, int], Acceptance], max_draft_length: int
-) -> int:
-    """Return the longest draft that some pair covers."""
-    reaches = [
-        min(profile.cost(names[i]).max_tokens - 1, max_draft_length if law.max_length is None else law.max_length)
-        for (_, i), law in laws.items()
-    ]
-    return max(1, int(min(max_draft_length, max(reaches, default=1))))
+def _longest(profile: Profile, names: Sequence[str], max_draft_length: int) -> int:
+    """Return the longest draft that some verifier can take in."""
+    reach = max(profile.cost(name).max_tokens - 1 for name in names if name != LOOKUP)
+    return max(1, int(min(max_draft_length, reach)))
 
 
 def curve_table(curve: CostCurve, size: int, context: float | None) -> FloatArray:

@@ -94,7 +94,7 @@ def _row_of(subset: Sequence[int], requests: Requests, arrays: ProfileArrays) ->
 
 
 def conventions(plans: Iterable[Plan], longest: int) -> Iterator[Plan]:
-    """Yield the stacks of `plans` with what the target's drafters hold passed up: overshoot, and one to three rounds."""
+    """Yield the stacks of `plans` with all that the target's drafters hold passed up: overshoot, or some rounds."""
     for plan in plans:
         if isinstance(plan, Level):
             for place, segment in enumerate(plan.row):

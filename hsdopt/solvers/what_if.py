@@ -143,6 +143,7 @@ class _Question:
     def __init__(self, profile: Profile, longest: int, context: float | None, rates: tuple[float, ...]) -> None:
         self._context = profile.context if context is None else context
         self._rates = rates
+        self._reach = profile.cost(profile.target).max_tokens - 1
         self._arrays = profile_arrays(profile, profile.drafters, longest, context=context)
         self._requests = best_requests(self._arrays)
         self.best = best_latency(self._arrays, self._requests)
@@ -172,7 +173,7 @@ class _Question:
         return WhatIfPoint(ratio, high, speedups)
 
     def _latency(self, passes: FloatArray, requests: Requests, rate: float) -> float:
-        arrays = self._arrays.with_drafter(_NAME, passes, rate)
+        arrays = self._arrays.with_drafter(_NAME, passes, rate, reach=self._reach)
         return min(self.best, best_latency(arrays, requests, using=len(arrays.draft) - 1))
 
 
