@@ -188,7 +188,7 @@ def _search(
 def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits) -> bool:
     """Add the best plans of a family out of one set of drafters; return whether its optimum is among them."""
     pool.add(singles(arrays))
-    if family == "speculative":
+    if family == "speculative" or len(arrays.names) == 1:
         return True
     stacks = pool.add(hierarchies(arrays, limits))
     exact = True
