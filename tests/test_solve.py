@@ -128,6 +128,46 @@ def test_cascade_is_the_best_of_all_rows_of_two() -> None:
     assert rows > 0
 
 
+def every_level(name: str, below: tuple[str, ...], longest: int) -> Iterator[Level]:
+    """Every level of `name` with rows of `below`, at every depth."""
+    yield Level(name)
+    if name == LOOKUP:
+        return
+    for size in range(1, len(below) + 1):
+        for order in permutations(below, size):
+            for lengths in product(range(1, longest + 1), repeat=size):
+                if sum(lengths) <= longest:
+                    rest = [tuple(other for other in below if other != drafter) for drafter in order]
+                    for levels in product(*map(every_level, order, rest, [longest] * size)):
+                        yield Level(name, tuple(map(Segment, levels, lengths)))
+
+
+def test_cascade_is_the_best_of_all_rows_at_all_levels() -> None:
+    rng = np.random.default_rng(4)
+    for curves in (False, False, True):
+        profile = random_profile(rng, 2, curves=curves, lookup=True)
+        found = solve(profile, family="cascade", max_draft_length=2)
+        plans = list(every_level("t", profile.drafters, 2))
+        assert len(plans) > 500
+        assert found.seconds_per_token <= min(latency(plan, profile) for plan in plans) * (1 + 1e-9)
+        assert found.exact != curves
+
+
+def test_cascade_of_three_segments_is_the_best_of_all_flat_rows() -> None:
+    rates = {("a", "t"): 0.9, ("b", "t"): 0.6, ("c", "t"): 0.35}
+    profile = Profile.from_rates("t", {"a": 0.2, "b": 0.04, "c": 0.0, "t": 1.0}, rates)
+    found = solve(profile, family="cascade", max_draft_length=7)
+    flat = [
+        Level("t", tuple(Segment(Level(name), length) for name, length in zip(order, lengths, strict=True)))
+        for order in permutations("abc")
+        for lengths in product(range(1, 6), repeat=3)
+        if sum(lengths) <= 7
+    ]
+    assert found.seconds_per_token <= min(latency(plan, profile) for plan in flat) * (1 + 1e-12)
+    assert len(found.plan.row) == 3  # type: ignore[attr-defined]
+    assert found.exact
+
+
 def test_row_search_on_arrays_is_the_full_count_for_single_drafters() -> None:
     profile = traced_profile(4)
     arrays = profile_arrays(profile, profile.drafters, 12)
@@ -399,7 +439,7 @@ def test_an_evaluator_may_take_all_plans_at_once() -> None:
 
 def test_the_solution_says_why() -> None:
     found = solve(Profile.from_rates("t", {"d": 0.1, "t": 1.0}, {("d", "t"): 0.8}), family="speculative")
-    assert found.why.startswith("d acceptance 0.80, its c(1) 0.1 of the target's, c(7)/c(1) = 1; 3.95 tokens per pass")
+    assert found.why.startswith("d acceptance 0.80, a pass 0.1 of t's, c(7)/c(1) = 1; 3.95 tokens per pass")
     assert "\n" not in found.why
     assert [c.seconds_per_token for c in found.runners_up] == sorted(c.seconds_per_token for c in found.runners_up)
     assert found.interval is None

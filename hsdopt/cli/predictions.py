@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hsdopt.profiles import Profile
     from hsdopt.simulate import ReplayedRun
 
-__all__ = ["CLOSED_FORM", "IID", "REPLAY", "SIMULATION", "predict", "replayer", "replays"]
+__all__ = ["CLOSED_FORM", "IID", "REPLAY", "SIMULATION", "Replayer", "predict", "replayer", "replays"]
 
 CLOSED_FORM = "closed form"
 SIMULATION = "event simulation"
@@ -59,13 +59,44 @@ def replays(plans: Sequence[Plan], profile: Profile, *, seed: int = 0) -> dict[s
     return runs
 
 
-def replayer(profile: Profile) -> Callable[[Plan], float] | None:
-    """Return the evaluator that decides between plans: trace replay, if the profile has traces."""
-    if profile.traces is None:
-        return None
-    from hsdopt.simulate import replay
+class Replayer:
+    """Seconds per token by a replay of a profile's traces, for `solve(rerank=...)`."""
 
-    return lambda plan: replay(plan, profile).seconds_per_token
+    name = REPLAY
+
+    def __init__(self, profile: Profile, *, context: float | None = None) -> None:
+        self._profile = profile
+        self._context = context
+
+    def __call__(self, plan: Plan) -> float:
+        """Return the seconds per token of one plan."""
+        from hsdopt.simulate import replay
+
+        return replay(plan, self._profile, context=self._context).seconds_per_token
+
+    def many(self, plans: Sequence[Plan]) -> list[float | None]:
+        """Return the seconds per token of many plans; None for those that cannot be replayed."""
+        from hsdopt.errors import PredictionError
+        from hsdopt.simulate import replay_many
+
+        try:
+            runs = replay_many(plans, self._profile, context=self._context)
+        except PredictionError:
+            return [self._one(plan) for plan in plans]
+        return [run.seconds_per_token for run in runs]
+
+    def _one(self, plan: Plan) -> float | None:
+        from hsdopt.errors import PredictionError
+
+        try:
+            return self(plan)
+        except PredictionError:
+            return None
+
+
+def replayer(profile: Profile, *, context: float | None = None) -> Replayer | None:
+    """Return the evaluator that decides between plans: trace replay, if the profile has traces."""
+    return None if profile.traces is None else Replayer(profile, context=context)
 
 
 def _each(plans: Sequence[Plan], seconds: Callable[[Plan], float]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hsdopt.cli.common import load_profile, milliseconds, output, print_json, require_extra, status, write_text
-from hsdopt.errors import InvalidArgumentError, PredictionError
+from hsdopt.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,6 +66,7 @@ def solve(
     as_json: Json = False,
 ) -> None:
     """Find the fastest stack for a profile, and say how fast it should be."""
+    from hsdopt.cli.predictions import replayer
     from hsdopt.solvers.solve import solve as find
 
     ratios = _ratios(what_if)
@@ -105,43 +106,6 @@ def solve(
             _show_what_if(answer)
     if answer is not None and what_if_plot is not None:
         _plot(answer, what_if_plot)
-
-
-class Replayer:
-    """Seconds per token by a replay of a profile's traces, for `solve(rerank=...)`."""
-
-    name = "replay"
-
-    def __init__(self, profile: Profile, *, context: float | None = None) -> None:
-        self._profile = profile
-        self._context = context
-
-    def __call__(self, plan: Plan) -> float:
-        """Return the seconds per token of one plan."""
-        from hsdopt.simulate import replay
-
-        return replay(plan, self._profile, context=self._context).seconds_per_token
-
-    def many(self, plans: Sequence[Plan]) -> list[float | None]:
-        """Return the seconds per token of many plans; None for those that cannot be replayed."""
-        from hsdopt.simulate import replay_many
-
-        try:
-            runs = replay_many(plans, self._profile, context=self._context)
-        except PredictionError:
-            return [self._one(plan) for plan in plans]
-        return [run.seconds_per_token for run in runs]
-
-    def _one(self, plan: Plan) -> float | None:
-        try:
-            return self(plan)
-        except PredictionError:
-            return None
-
-
-def replayer(profile: Profile, *, context: float | None = None) -> Replayer | None:
-    """Return the evaluator that decides: a replay of the profile's traces, None if it has none."""
-    return None if profile.traces is None else Replayer(profile, context=context)
 
 
 def _ratios(text: str | None) -> list[float] | None:
@@ -316,11 +280,9 @@ def _show_measurements(sensitivities: Sequence[Sensitivity]) -> None:
 def _show_what_if(answer: WhatIf) -> None:
     console = output()
     console.print()
-    console.print(
-        f"A drafter that always costs so much would improve on {answer.speedup:.2f}x from this acceptance on:"
-    )
+    console.print(f"What a drafter would need to improve on {answer.speedup:.2f}x (closed form), and would bring:")
     chosen = [rate for rate in (0.5, 0.7, 0.8, 0.9) if rate in answer.acceptances]
-    table = _new_table("cost ratio", "acceptance", *(f"speed-up at {rate:g}" for rate in chosen))
+    table = _new_table("cost ratio", "acceptance needed", *(f"x at {rate:g}" for rate in chosen))
     for point in (*answer.points, *answer.curve):
         needed = "never" if point.acceptance is None else f"{point.acceptance:.3f}"
         speedups = dict(zip(answer.acceptances, point.speedups, strict=True))

@@ -38,9 +38,9 @@ def _drafters(plan: Plan, profile: Profile, place: float | None) -> list[str]:
     parts = []
     for name, length in _drafts(plan):
         ratio = profile.cost(name)(1, place) / target(1, place) if target(1, place) > 0 else float("inf")
-        unit = "request" if name == LOOKUP else "c(1)"
+        unit = "a request" if name == LOOKUP else "a pass"
         rate = f"{name} acceptance {profile.acceptance(name, plan.target).rate:.2f}"
-        parts.append(f"{rate}, its {unit} {ratio:.3g} of the target's")
+        parts.append(f"{rate}, {unit} {ratio:.2g} of {plan.target}'s")
         if length is not None and length + 1 <= target.max_tokens:
             grown = target(length + 1, place) / target(1, place) if target(1, place) > 0 else 1.0
             parts[-1] += f", c({length + 1})/c(1) = {grown:.2g}"

@@ -24,7 +24,7 @@ from hsdopt.errors import PlanError
 from hsdopt.plan import Level, Segment
 from hsdopt.solvers.arrays import ProfileArrays
 
-__all__ = ["Requests", "best_latency", "best_requests", "best_rows"]
+__all__ = ["Requests", "best_latency", "best_requests", "best_rows", "proves_rows"]
 
 _Option: TypeAlias = tuple[FloatArray, FloatArray, Callable[[int], tuple[tuple[int, int], ...]]]
 
@@ -229,6 +229,19 @@ def best_latency(arrays: ProfileArrays, requests: Requests, *, using: int | None
     options = _target_options(arrays, requests, using)
     rows = [float((once / (1.0 + gain)).min(initial=np.inf)) for once, gain, _ in options]
     return min([float(arrays.passes[-1, 0]), *rows])
+
+
+def proves_rows(arrays: ProfileArrays) -> bool:
+    """Return whether the search for rows, with `optimal_segments` for the target's longer ones, finds the optimum.
+
+    Rows of two are exact. The target's longer rows are so at constant costs and if drafters propose all that they
+    are asked for; an intermediate row has at most all drafters but its own verifier.
+    """
+    drafters = len(arrays.draft)
+    constant = bool(np.all(arrays.passes == arrays.passes[:, :1]))
+    asked = np.arange(arrays.longest)
+    full = arrays.proposed[:, -1][:, asked, asked + 1] > 1 - _TIE
+    return drafters <= 2 or (drafters == 3 and constant and bool(np.all(full | ~np.isfinite(arrays.verify[:, -1]))))
 
 
 def best_rows(arrays: ProfileArrays, requests: Requests, count: int) -> list[Level]:

@@ -153,9 +153,9 @@ def plan_words(plan: Plan) -> str:
     Examples
     --------
     >>> from hsdopt.plan import Choice
-    >>> table = (None, Choice("e", 1), Choice("e", 1))
+    >>> table = (None, Choice("lookup", 1), Choice("lookup", 1))
     >>> plan_words(Adaptive("t", Choice("d", 3), (("d", table),)))
-    'adaptive t(d:3); d owing 1: alone, 2-3: e:1'
+    'adaptive t(d:3); d owing 1: alone, 2-3: lookup:1'
     """
     if not isinstance(plan, Adaptive) or plan.draft is None:
         return format_plan(plan)

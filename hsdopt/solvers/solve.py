@@ -16,6 +16,7 @@ from hsdopt.solvers.candidates import adaptives, cascades, conventions, exhausti
 from hsdopt.solvers.evaluate import Pool, ranked, reranked
 from hsdopt.solvers.limits import Limits, memory_bytes, read_limits
 from hsdopt.solvers.reasons import why
+from hsdopt.solvers.rows import proves_rows
 from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution, plan_words
 from hsdopt.solvers.uncertainty import Assessment, assess
 
@@ -196,8 +197,7 @@ def _search_pool(pool: Pool, arrays: ProfileArrays, family: str, limits: Limits)
         rows = pool.add(cascades(arrays, limits))
         best = [candidate.plan for candidate in ranked([*stacks, *rows])[:_STACKS]]
         pool.add(conventions(best, limits.longest))
-        # an intermediate row has at most all drafters but its own verifier, and is exact for two
-        exact &= len(arrays.draft) <= 3 and not limits.required
+        exact &= proves_rows(arrays) and not limits.required
     for start in _distinct(pool.candidates, _STARTS):
         pool.climb(start, rows=family in {"cascade", "all"}, drafters=arrays.names[:-1], steps=_STEPS)
     if family in {"adaptive", "all"}:
