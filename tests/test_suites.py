@@ -25,7 +25,8 @@ def profile() -> Profile:
 @pytest.mark.parametrize("name", ["standard", "full"])
 def test_a_suite_spreads_over_kinds_and_speeds(profile: Profile, name: str) -> None:
     solution = solve(profile, interval=0)
-    plans = suite(profile, [solution.plan], name)
+    best = [candidate.plan for candidate in solution.best_by_family.values()]
+    plans = suite(profile, [solution.plan, *best], name)
     assert len(plans) == len({*plans}) <= SUITES[name]
     assert plans[:2] == (Level("big"), solution.plan)
     assert len(plans) >= 12

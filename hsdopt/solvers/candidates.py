@@ -21,6 +21,8 @@ __all__ = ["adaptives", "cascades", "conventions", "exhaustive_orders", "hierarc
 _BEST = 20  # plans of each family that are counted in full
 _PER_SUBSET = 3  # of every two or three drafters
 _SUBSETS = 60  # sets of drafters looked at one by one
+_ROWS = 30  # sets of three drafters for longer rows
+_ALL_IN_ROW = 6  # drafters up to which a row of all is sought
 _POLICY_DRAFTS = 6  # target drafts tried per policy
 _ALL_ORDERS = 4  # networks up to which every order of an adaptive policy is tried
 
@@ -77,7 +79,8 @@ def _longer_rows(arrays: ProfileArrays, limits: Limits) -> list[tuple[int, ...]]
     every = tuple(range(len(arrays.draft)))
     required = {arrays.names.index(name) for name in limits.required}
     threes: list[tuple[int, ...]] = [subset for subset in combinations(every, 3) if required <= {*subset}]
-    return [every, *threes[:_SUBSETS]] if len(every) <= 10 else threes[:_SUBSETS]
+    # the work doubles with every drafter
+    return [every, *threes[:_ROWS]] if len(every) <= _ALL_IN_ROW else threes[:_ROWS]
 
 
 def _row_of(subset: Sequence[int], requests: Requests, arrays: ProfileArrays) -> Iterator[Level]:
