@@ -420,6 +420,12 @@ def test_another_evaluator_decides() -> None:
     with pytest.raises(InvalidArgumentError, match="expected rerank to return seconds per token above 0; got -1"):
         solve(profile, rerank=lambda _: -1.0, interval=0)
 
+    def refuse(plan: Plan) -> float:
+        raise PredictionError(str(plan))
+
+    with pytest.raises(InvalidArgumentError, match="expected rerank to predict autoregression"):
+        solve(profile, rerank=refuse, interval=0)
+
 
 def test_an_evaluator_may_take_all_plans_at_once() -> None:
     class Evaluator:

@@ -238,7 +238,12 @@ def _alone(
             return candidate
     free = Limits(1, None, None, (), ())
     (alone,) = Pool(profile, free, context).add([Level(profile.target)])
-    return alone if rerank is None else reranked([alone], rerank)[0]
+    if rerank is None:
+        return alone
+    judged = reranked([alone], rerank)
+    if not judged:
+        raise InvalidArgumentError(f"expected rerank to predict autoregression ({alone.plan}), which it refused")
+    return judged[0]
 
 
 def _assessment(
