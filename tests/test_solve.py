@@ -78,7 +78,7 @@ def latency(plan: Plan, profile: Profile) -> float:
 def test_hierarchy_is_the_best_of_all_stacks_at_constant_costs(*, lookup: bool) -> None:
     rng = np.random.default_rng(1)
     deep = 0
-    for _ in range(6):
+    for _ in range(4):
         profile = random_profile(rng, 2 if lookup else 3, lookup=lookup)
         found = solve(profile, family="hierarchy", max_draft_length=4)
         least = min(latency(plan, profile) for plan in stacks(profile.drafters, "t", 4))
@@ -92,7 +92,7 @@ def test_hierarchy_is_close_to_the_best_of_all_stacks_with_curves() -> None:
     # Catch-up of deeper levels is no part of the search; what is lost by that is bounded here.
     rng = np.random.default_rng(2)
     losses = []
-    for _ in range(8):
+    for _ in range(5):
         profile = random_profile(rng, 3, curves=True)
         found = solve(profile, family="hierarchy", max_draft_length=4)
         least = min(latency(plan, profile) for plan in stacks(profile.drafters, "t", 4))
@@ -110,7 +110,7 @@ def test_hierarchy_of_a_measured_profile_is_the_best_of_all_stacks() -> None:
 def test_cascade_is_the_best_of_all_rows_of_two() -> None:
     rng = np.random.default_rng(3)
     rows = 0
-    for number in range(6):
+    for number in range(4):
         profile = random_profile(rng, 2, curves=number % 2 == 1, lookup=True)
         found = solve(profile, family="cascade", max_draft_length=4)
         plans: list[Plan] = list(stacks(profile.drafters, "t", 4))
