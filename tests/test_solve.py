@@ -78,7 +78,7 @@ def latency(plan: Plan, profile: Profile) -> float:
 def test_hierarchy_is_the_best_of_all_stacks_at_constant_costs(*, lookup: bool) -> None:
     rng = np.random.default_rng(1)
     deep = 0
-    for _ in range(4):
+    for _ in range(6):
         profile = random_profile(rng, 2 if lookup else 3, lookup=lookup)
         found = solve(profile, family="hierarchy", max_draft_length=4)
         least = min(latency(plan, profile) for plan in stacks(profile.drafters, "t", 4))
