@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from hsdopt.errors import InvalidArgumentError, ModelError
 
@@ -36,7 +37,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         scales = torch.maximum(*(end.abs() for end in weight.float().aminmax(dim=1))) / 127
         scales = scales.clamp_min(_SMALLEST).to(_ACTIVATIONS)  # rounded first: the codes then suit what is used
-        codes = (weight / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        codes = (weight / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8).contiguous()
         self.register_buffer("weight", codes)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if bias is None else bias.to(_ACTIVATIONS))
@@ -51,9 +52,10 @@ class Int8Linear(nn.Module):
 class Int4Linear(nn.Module):
     """``y = x W^T + b`` with W [out, in] as int4 in groups of 32 inputs, each with a scale and a zero point."""
 
-    weight: torch.Tensor
+    packed: torch.Tensor
     scales: torch.Tensor
     bias: torch.Tensor | None
+    weight = None  # networks that cast their activations to the weight's type must not take the packed bytes for it
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -65,7 +67,7 @@ class Int4Linear(nn.Module):
         zeros = (low + 8 * scales.float()).to(_ACTIVATIONS)  # the kernel computes (code - 8) * scale + zero
         codes = (grouped - zeros.float()[..., None]).div_(scales.float()[..., None]).add_(8).round_().clamp_(0, 15)
         pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu  # noqa: SLF001 - no public name
-        self.register_buffer("weight", pack(codes.view(weight.shape).to(torch.int32), 1))
+        self.register_buffer("packed", pack(codes.view(weight.shape).to(torch.int32), 1))
         self.register_buffer("scales", torch.stack((scales.T, zeros.T), -1).contiguous())
         self.register_buffer("bias", None if bias is None else bias.to(_ACTIVATIONS))
 
@@ -73,7 +75,7 @@ class Int4Linear(nn.Module):
         """Map [..., in] to [..., out] in bfloat16."""
         rows = x.reshape(-1, self.in_features).to(_ACTIVATIONS).contiguous()
         product = torch.ops.aten._weight_int4pack_mm_for_cpu  # noqa: SLF001 - no public name
-        return _finish(product(rows, self.weight, GROUP, self.scales), self.bias, x.shape)
+        return _finish(product(rows, self.packed, GROUP, self.scales), self.bias, x.shape)
 
 
 def _finish(y: torch.Tensor, bias: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
@@ -99,7 +101,9 @@ _LAYERS: dict[Precision, type[Int8Linear | Int4Linear]] = {"int8": Int8Linear, "
 
 
 def quantised_copy(network: PreTrainedModel, precision: Precision) -> PreTrainedModel:
-    """Return a copy whose linear layers are quantised and whose embedding is the network's own tensor.
+    """Return a copy whose linear layers are quantised and whose embeddings are the network's own tensors.
+
+    GPT-2's `Conv1D` layers count as linear: they are, with the weight transposed.
 
     Raises
     ------
@@ -107,20 +111,25 @@ def quantised_copy(network: PreTrainedModel, precision: Precision) -> PreTrained
         If this build of PyTorch has no kernel for the precision on the network's device, or the network has no
         linear layers to quantise, or widths that the kernel does not take.
     """
-    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear | Conv1D)]
     if not linear:
         raise ModelError(f"expected linear layers to quantise; {type(network).__name__} has none")
     _check_kernel(precision, network.device)
     _check_widths(precision, linear)
     memo: dict[int, object] = {id(weight): weight for weight in network.parameters()}
-    memo |= {id(module): _LAYERS[precision](module.weight, module.bias) for module in linear}
-    embedding = network.get_input_embeddings()
-    memo[id(embedding)] = _SharedEmbedding(embedding)
+    memo |= {id(module): _LAYERS[precision](_weight(module), module.bias) for module in linear}
+    memo |= {id(module): _SharedEmbedding(module) for module in network.modules() if isinstance(module, nn.Embedding)}
     made = copy.deepcopy(network, memo)
     for module in made.modules():
         if not isinstance(module, (_SharedEmbedding, nn.Embedding)):
             _cast_own(module)
     return made
+
+
+def _weight(layer: nn.Linear | Conv1D) -> torch.Tensor:
+    """Return the weight [out, in]."""
+    weight: torch.Tensor = layer.weight
+    return weight.T if isinstance(layer, Conv1D) else weight
 
 
 def without_layers(network: PreTrainedModel, skipped: Sequence[int]) -> PreTrainedModel:
@@ -166,13 +175,14 @@ def _cast_own(module: nn.Module) -> None:
         setattr(module, name, nn.Parameter(weight.to(_ACTIVATIONS), requires_grad=False))
 
 
-def _check_widths(precision: Precision, linear: list[nn.Linear]) -> None:
+def _check_widths(precision: Precision, linear: list[nn.Linear | Conv1D]) -> None:
     # the int4 packing takes outputs by 16 and the groups need whole rows
-    odd = [m for m in linear if precision == "int4" and (m.in_features % GROUP or m.out_features % 16)]
+    widths = [_weight(module).shape for module in linear]
+    odd = [(out, into) for out, into in widths if precision == "int4" and (into % GROUP or out % 16)]
     if odd:
         raise ModelError(
             f"expected widths that int4 packs, inputs by {GROUP} and outputs by 16;"
-            f" got {odd[0].in_features} and {odd[0].out_features}: use int8"
+            f" got {odd[0][1]} and {odd[0][0]}: use int8"
         )
 
 

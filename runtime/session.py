@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from hsdopt.errors import CacheError, InvalidArgumentError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 
 _FIRST_ROOM = 256
+_WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,23 +178,40 @@ class Session:
 def croppable_cache(network: PreTrainedModel, name: str) -> DynamicCache:
     """Return an empty cache for `network` whose last tokens can be dropped.
 
+    Layers with a sliding window keep all keys and values here: which of them a token sees is up to the mask, which
+    the network builds with the window for a cache of any length.
+
     Raises
     ------
     CacheError
         If any layer keeps a state that cannot be taken back: recurrent, convolutional, or a sliding window
-        shorter than the network's positions.
+        in a network whose masks are not those of transformers.
     """
     if _cache_keyword(network) is None:
         raise _uncroppable(network, name, "its forward takes no key-value cache")
-    cache = DynamicCache(config=network.config)
-    positions = max_positions(network)
+    return growing_cache(network, network.config, name)
+
+
+def growing_cache(network: PreTrainedModel, config: PreTrainedConfig, name: str) -> DynamicCache:
+    """Return an empty cache of growing layers for the decoder that `config` describes.
+
+    Raises
+    ------
+    CacheError
+        As for `croppable_cache`.
+    """
+    try:
+        cache = DynamicCache(config=config)
+    except (KeyError, TypeError) as error:  # a kind of layer that dynamic caches do not know
+        raise _uncroppable(network, name, f"no growing cache for layers of kind {error}") from error
+    windowed = any(type(layer) is DynamicSlidingWindowLayer for layer in cache.layers)
+    masked = not windowed or _masks_windows(network)
     for index, layer in enumerate(cache.layers):
-        if not layer.is_croppable or not isinstance(layer, DynamicLayer):
-            raise _uncroppable(network, name, f"{type(layer).__name__} keeps a state that forgets")
-        if layer.is_sliding and (positions is None or layer.get_max_length() < positions):
+        if type(layer) is DynamicSlidingWindowLayer and not masked:
             raise _uncroppable(network, name, f"a sliding window of {layer.get_max_length()} tokens forgets")
-        if type(layer) is DynamicLayer:
-            cache.layers[index] = _GrowingLayer()
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+            raise _uncroppable(network, name, f"{type(layer).__name__} keeps a state that forgets")
+        cache.layers[index] = _GrowingLayer()
     return cache
 
 
@@ -234,10 +252,16 @@ def _cache_keyword(network: PreTrainedModel) -> str | None:
     return next((word for word in ("cache", "past_key_values") if word in parameters), None)
 
 
+def _masks_windows(network: PreTrainedModel) -> bool:
+    """Whether the code of some part of `network` makes its masks with the window, whatever the cache's length."""
+    modules = {type(module).__module__ for module in network.modules()}
+    return any(hasattr(sys.modules[name], maker) for name in modules for maker in _WINDOW_MASKS)
+
+
 def _uncroppable(network: PreTrainedModel, name: str, why: str) -> CacheError:
     return CacheError(
         f"{name}: expected a cache whose last tokens can be dropped; {type(network).__name__}: {why}:"
-        " use a model with full attention in every layer"
+        " use a model with attention in every layer"
     )
 
 

@@ -28,14 +28,9 @@ CHAT_TEMPLATE = (
     "{{ message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-ARCHITECTURES = (
-    "llama",
-    "gpt2",
-    "qwen2",
-    "gemma",
-    "mistral",
-    "mamba",
-)  # the last two forget
+WINDOW = 8
+CAUSAL = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gpt2", "gpt_neox", "mistral")
+FORGETFUL = ("mamba", "rwkv", "recurrent_gemma", "jamba")
 
 
 @lru_cache(maxsize=1)
@@ -73,7 +68,8 @@ def tiny_network(
     config = _config(architecture, vocab, layers, positions, min(EOS, vocab - 1) if eos is None else eos)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+        network = kind.from_config(config, dtype=dtype)
     if noise:
         _perturb(network, noise, noise_seed)
     return network.to(dtype).eval().requires_grad_(requires_grad=False)
@@ -103,9 +99,7 @@ def save_tiny(folder: Path, seed: int = 0, **network: Any) -> Path:  # noqa: ANN
     return folder
 
 
-def _config(
-    architecture: str, vocab: int, layers: int, positions: int, eos: int
-) -> transformers.PreTrainedConfig:
+def _config(architecture: str, vocab: int, layers: int, positions: int, eos: int) -> transformers.PreTrainedConfig:
     shared = {"vocab_size": vocab, "bos_token_id": 0, "eos_token_id": eos, "initializer_range": 0.3}
     wide = {
         **shared,
@@ -119,16 +113,39 @@ def _config(
     }
     drop = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     short = {**shared, **drop, "n_embd": 32, "n_layer": layers, "n_head": 4, "n_positions": positions}
-    state = {**shared, "hidden_size": 32, "num_hidden_layers": layers, "state_size": 4}
+    sliding = {**wide, "sliding_window": WINDOW}
+    soft = {**sliding, "query_pre_attn_scalar": 8, "layer_types": _alternating(layers)}
+    narrow = {**shared, "hidden_size": 32, "num_hidden_layers": layers}
+    heads = {**narrow, "num_attention_heads": 4, "intermediate_size": 48}
     made = {
         "llama": lambda: transformers.LlamaConfig(**wide, tie_word_embeddings=True),
         "qwen2": lambda: transformers.Qwen2Config(**wide),
+        "qwen3": lambda: transformers.Qwen3Config(**wide),
         "gemma": lambda: transformers.GemmaConfig(**wide),
-        "mistral": lambda: transformers.MistralConfig(**wide, sliding_window=16),
+        "gemma2": lambda: transformers.Gemma2Config(**soft),
+        "gemma3": lambda: transformers.Gemma3TextConfig(**soft),
+        "mistral": lambda: transformers.MistralConfig(**sliding),
         "gpt2": lambda: transformers.GPT2Config(**short),
-        "mamba": lambda: transformers.MambaConfig(**state),
+        "gpt_neox": lambda: transformers.GPTNeoXConfig(**heads, max_position_embeddings=positions),
+        "t5": lambda: transformers.T5Config(**_t5(shared, layers)),
+        "mamba": lambda: transformers.MambaConfig(**narrow, state_size=4),
+        "rwkv": lambda: transformers.RwkvConfig(**narrow),
+        "recurrent_gemma": lambda: transformers.RecurrentGemmaConfig(**heads, lru_width=32),
+        "jamba": lambda: transformers.JambaConfig(**heads, num_key_value_heads=2, num_experts=2, mamba_d_state=4),
     }
     return made[architecture]()
+
+
+def _alternating(layers: int) -> list[str]:
+    """Sliding windows in every layer but each second one."""
+    return ["full_attention" if index % 2 else "sliding_attention" for index in range(layers)]
+
+
+def _t5(shared: dict[str, Any], layers: int) -> dict[str, Any]:
+    size = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2, "num_decoder_layers": layers}
+    bias = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 32}
+    ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": shared["eos_token_id"]}
+    return {**size, **bias, **ids, "vocab_size": shared["vocab_size"], "dropout_rate": 0.0, "initializer_factor": 2.0}
 
 
 def _perturb(network: torch.nn.Module, noise: float, seed: int) -> None:
