@@ -89,9 +89,9 @@ class Decoder:
         segments: list[tuple[str, int]] = []
         for segment in row:
             left = limit - len(laws)
-            asked = segment.length - len(laws) if segment.stop == "until" else segment.length
-            asked = asked if segment.stop == "rounds" else min(asked, left)
-            if left <= 0 or asked <= 0:
+            # a round gives a token at least, so that `left` rounds are enough
+            asked = min(segment.length - len(laws) if segment.stop == "until" else segment.length, left)
+            if asked <= 0:
                 continue
             gained = self._request(segment.level, asked, segment.stop)[:left]
             work.trim(segment.level.model, start + limit, "limit")

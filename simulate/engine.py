@@ -453,7 +453,7 @@ class Engine:
         for edge in row:
             drafts.append(self._draft(edge, held, where, left))
             held = held + drafts[-1].tokens
-        self._pass(node.index, where)
+        self._pass(node.index, where, held)
         accepted = self._review(row, drafts, where, start)
         if self._world.writes:
             full = np.flatnonzero(accepted == held)
@@ -556,10 +556,10 @@ class Engine:
             self._accepted[pair] = self._accepted.get(pair, 0) + int(accepted.sum())
         return total
 
-    def _pass(self, model: int, where: Where) -> None:
-        """Let a model take in all it is missing (the last token anew if nothing is), in one pass."""
+    def _pass(self, model: int, where: Where, drafted: Ints | int = 0) -> None:
+        """Let a model take in all it is missing and the token before the draft, anew if need be, in one pass."""
         length = self.length[where]
-        fed = np.maximum(length - self._caches[model][where], 1)
+        fed = np.maximum(length - self._caches[model][where], drafted + 1)
         self._caches[model][where] = length
         self._charge(model, self.costs[model].passes(fed, length - fed), where, len(fed))
         self._fed[model] = _added(self._fed[model], np.bincount(fed))

@@ -214,6 +214,23 @@ def test_truncation_cuts_what_was_held_and_caches_with_it() -> None:
     assert passes == half + half
 
 
+def test_a_verifier_that_lacks_nothing_reads_the_token_before_its_draft_again() -> None:
+    models = scheduled_models({("s", "m"): 1.0, ("m", "t"): 1.0}, below={"m": ["s"]})
+    output = generate("t(m:1(s:3), m:3(s:2))", models, [0], max_new_tokens=11)
+    passes = [(event.model, event.new_tokens) for event in output.events if event.kind == "pass"]
+    first, again = [("s", 1), ("s", 1), ("m", 5)], [("s", 1), ("s", 1), ("m", 3), ("t", 5)]
+    assert passes[-8:] == [("s", 3), *first, *again]
+
+
+def test_no_more_rounds_are_run_than_tokens_are_wanted() -> None:
+    models = scheduled_models({("s", "m"): 0.0, ("m", "t"): 0.0}, below={"m": ["s"]})
+    output = generate("t(m:4x(s:3))", models, [0], max_new_tokens=4)
+    assert output.counters.passes == {"t": 3, "m": 2 + 1, "s": 6 + 3}
+    models = scheduled_models({("s", "m"): 1.0, ("m", "t"): 1.0}, below={"m": ["s"]})
+    output = generate("t(m:4x(s:3))", models, [0], max_new_tokens=4)  # 2 rounds, 8 tokens, cut to 2
+    assert output.counters.passes == {"t": 1, "m": 2, "s": 6}
+
+
 def test_conventions_differ_in_what_is_passed_up() -> None:
     def drafted(plan: str) -> int:
         models = scheduled_models({("s", "m"): 1.0, ("m", "t"): 1.0}, below={"m": ["s"]})

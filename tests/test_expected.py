@@ -630,8 +630,24 @@ def test_bild_caps_keep_the_last_token() -> None:
 
 
 def test_bild_finite_outputs_leave_the_last_token_to_the_large_model() -> None:
-    got = passes(Bild("target", "small"), script("0" * 10, "0" * 10), tokens=5)
+    got = passes(Bild("target", "small", semantics="reference"), script("0" * 10, "0" * 10), tokens=5)
     assert got == pytest.approx({("small", 1): 8, ("target", 5): 2})
+    # the paper's first token is the small model's, and reviewed with the rest
+    got = passes(Bild("target", "small"), script("0" * 10, "0" * 10), tokens=5)
+    assert got == pytest.approx({("small", 1): 8, ("target", 6): 2})
+
+
+def test_bild_paper_start_by_hand() -> None:
+    # two outputs of 3 tokens after the first: the prefill of the second gives the token at position 3, a doubt
+    got = passes(Bild("target", "small"), script("001000", "000000"), tokens=3)
+    assert got == pytest.approx({("small", 1): 4, ("target", 4): 1, ("target", 3): 1})
+    # the first output's prefill token is withdrawn: the large model writes it, and the stint begins anew behind it
+    profile = script("000", "000")
+    traces = profile.traces
+    assert traces is not None
+    surprise = {("small", "target"): np.array([9.0, 0.0, 0.0, 0.0])}
+    got = passes(Bild("target", "small"), replace(profile, traces=replace(traces, surprise=surprise)), tokens=3)
+    assert got == pytest.approx({("small", 1): 4, ("target", 4): 1, ("target", 3): 1})
 
 
 @pytest.mark.parametrize("reference", [False, True])

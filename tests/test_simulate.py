@@ -187,6 +187,13 @@ def test_a_cache_that_lacks_nothing_reads_its_last_token_again() -> None:
     assert per_round(run) == {("small", 1): 3, ("small", 2): 1, ("mid", 5): 1, ("big", 3): 1}
 
 
+def test_a_verifier_that_lacks_nothing_reads_the_token_before_its_draft_again() -> None:
+    # mid's first request ends cut back into what it has read; its second verifies 2 tokens of small's
+    plan = parse_plan("big(mid:1(small:3), mid:3(small:2))")
+    run = simulate(plan, make(small_mid=1.0, mid_big=1.0), tokens=5_000)
+    assert per_round(run) == {("small", 3): 1, ("small", 1): 4, ("mid", 5): 1, ("mid", 3): 1, ("big", 5): 1}
+
+
 def test_an_adaptive_level_chooses_by_what_it_owes() -> None:
     # owing 3: a draft of 1 gains 2; owing 1: a plain pass, over its own bonus token alone
     table = (None, Choice("small", 1), Choice("small", 1))

@@ -195,8 +195,8 @@ class Walker:
         for name in self.missing:
             self.missing[name] = max(0, self.missing[name] - tokens)
 
-    def one_pass(self, model: str) -> None:
-        fed = max(1, self.missing[model])
+    def one_pass(self, model: str, drafted: int) -> None:
+        fed = max(1, self.missing[model] - drafted) + drafted
         self.passes[model, fed] += 1
         self.seconds += self.costs[model](fed, self.base + self.at - fed)
         self.missing[model] = 0
@@ -218,7 +218,7 @@ class Walker:
                     tokens = limit - held
                 drafts.append((segment.level.model, tokens))
         drafted = self.at - start
-        self.one_pass(model)
+        self.one_pass(model, drafted)
         accepted = self.review(model, drafts, start)
         self.cut(drafted - accepted)
         self.append(1)

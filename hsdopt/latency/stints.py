@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hsdopt.acceptance import Traces
 from hsdopt.errors import PredictionError
@@ -24,12 +25,23 @@ class _Script:
     agrees: list[bool]
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Passes by (model, new tokens); small tokens that were reviewed and kept; tokens emitted."""
+
+    passes: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    drafted: int = 0
+    accepted: int = 0
+    emitted: int = 0
+
+
 def stint_counts(plan: Bild, traces: Traces | None, tokens: int | None) -> Counts:
     """Return what is expected per token, replayed from fallback to fallback.
 
     The outputs of all prompts, less the token that each prefill gives, form one closed trajectory. In the long
     run it is walked round once; for finite outputs it is cut into outputs of `tokens` tokens, each of which
-    starts with one token missing everywhere and whose stints leave room for the large model's last token.
+    starts behind a token that a prefill gave: the small model's in paper semantics, and then reviewed with the
+    first stint, unless that model doubts it. Stints leave room for the large model's last token.
 
     A stint leaves the large model's own output where the two disagree and no rollback follows. The traces say
     nothing about such texts; they are taken to be as doubtful and as surprising as the output at the same
@@ -40,21 +52,22 @@ def stint_counts(plan: Bild, traces: Traces | None, tokens: int | None) -> Count
     PredictionError
         If the traces of the pair are missing or too short.
     """
-    script = _script(plan, traces)
-    size = len(script.doubts)
-    passes: dict[tuple[str, int], float] = defaultdict(float)
-    judged = [0, 0]
+    flags, places = _flags(plan, traces)
+    size, tally = len(places), _Tally()
     if tokens is None:
-        emitted = _walk(plan, script, (0, size), None, passes, judged)
+        _walk(plan, _script(flags, places), tally, finite=False)
     else:
-        starts = range(0, max(size - tokens, 0) + 1, tokens)
-        emitted = sum(_walk(plan, script, (start, start + tokens), start + tokens, passes, judged) for start in starts)
-    large = sum(count for (model, _), count in passes.items() if model == plan.large)
-    edges = {(plan.small, plan.large): (judged[0] / emitted, judged[1] / emitted)}
-    return Counts({key: count / emitted for key, count in passes.items()}, edges, emitted / large)
+        for start in range(0, max(size - tokens, 0) + 1, tokens):
+            own = places[(start + np.arange(tokens)) % size]
+            _walk(plan, _script(flags, np.concatenate([own[:1] - 1, own])), tally, finite=True)
+    large = sum(count for (model, _), count in tally.passes.items() if model == plan.large)
+    edges = {(plan.small, plan.large): (tally.drafted / tally.emitted, tally.accepted / tally.emitted)}
+    passes = {key: count / tally.emitted for key, count in tally.passes.items()}
+    return Counts(passes, edges, tally.emitted / large)
 
 
-def _script(plan: Bild, traces: Traces | None) -> _Script:
+def _flags(plan: Bild, traces: Traces | None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return what a script says of all positions, [3, positions], and the positions behind the first of an output."""
     pair = (plan.small, plan.large)
     if traces is None or pair not in traces.surprise or not {*pair} <= {*traces.choice} or plan.small not in traces.top:
         raise PredictionError(
@@ -69,55 +82,57 @@ def _script(plan: Bild, traces: Traces | None) -> _Script:
         doubts = np.zeros_like(doubts)
     exceeds = traces.surprise[pair] > plan.rollback
     agrees = traces.choice[plan.small] == traces.choice[plan.large]
-    return _Script(doubts[after_first].tolist(), exceeds[after_first].tolist(), agrees[after_first].tolist())
+    return np.stack([doubts, exceeds, agrees]), after_first
 
 
-def _walk(  # noqa: PLR0917 - one loop over stints and what it counts
-    plan: Bild,
-    script: _Script,
-    span: tuple[int, int],
-    limit: int | None,
-    passes: dict[tuple[str, int], float],
-    judged: list[int],
-) -> int:
-    """Return the tokens emitted from the start of `span` until its end is reached; count passes and judged tokens."""
-    at, end = span
-    small = large = 1  # tokens missing
+def _script(flags: NDArray[np.bool_], places: NDArray[np.int64]) -> _Script:
+    return _Script(*flags[:, places].tolist())
+
+
+def _walk(plan: Bild, script: _Script, tally: _Tally, *, finite: bool) -> None:
+    """Walk a script: once round a closed one; from its second token, if `finite`, to its end."""
+    end, longest = len(script.doubts), _longest(plan, len(script.doubts))
+    first = at = int(finite)
+    mark = 0 if finite and plan.semantics == "paper" and not script.doubts[0] else at
+    missing = 1  # tokens that the small model's cache lacks; the large one's lacks one before every stint
     while at < end:
-        room = len(script.doubts) if limit is None else limit - at - 1
-        written, small = _stint(plan, script, at, room, small, passes)
-        passes[plan.large, large + written] += 1
-        kept = _reviewed(plan, script, at, written)
-        judged[0] += written
-        judged[1] += kept
-        at += kept + 1
-        small, large = max(0, small - (written - kept)) + 1, 1
-        if kept < written and plan.semantics == "reference" and at < end:
-            passes[plan.large, 1] += 1
-            at, small = at + 1, small + 1
-    return at - span[0]
+        stop = min(mark + longest, end - 1) if finite else mark + longest
+        at, missing = _stint(plan, script, (at, stop), missing, tally)
+        tally.passes[plan.large, at - mark + 1] += 1
+        kept = _reviewed(plan, script, mark, at)
+        tally.drafted += at - mark
+        tally.accepted += kept - mark
+        missing = max(0, missing - (at - kept)) + 1
+        again = plan.semantics == "reference" and kept < at and kept + 1 < end
+        if again:
+            tally.passes[plan.large, 1] += 1
+            missing += 1
+        at = mark = kept + 1 + again
+    tally.emitted += at - first
 
 
-def _stint(  # noqa: PLR0917 - the state of one stint
-    plan: Bild, script: _Script, at: int, room: int, missing: int, passes: dict[tuple[str, int], float]
-) -> tuple[int, int]:
-    """Return how many small tokens a stint from `at` keeps, and what the small model is missing after it."""
+def _longest(plan: Bild, size: int) -> int:
+    """Return the most small tokens of one stint."""
     longest = plan.max_draft if plan.stride is None else plan.stride
-    if longest is None and plan.semantics == "reference":
-        longest = _REFERENCE_STINT
-    longest = room if longest is None else min(longest, room)
-    for written in range(longest):
-        passes[plan.small, max(1, missing)] += 1
-        if script.doubts[(at + written) % len(script.doubts)]:
-            return written, 0  # the pass took in all there was; its token is discarded
+    if longest is None:
+        longest = _REFERENCE_STINT if plan.semantics == "reference" else size
+    return min(longest, size)
+
+
+def _stint(plan: Bild, script: _Script, span: tuple[int, int], missing: int, tally: _Tally) -> tuple[int, int]:
+    """Return where a stint over at most `span` ends, and what the small model is missing after it."""
+    for place in range(*span):
+        tally.passes[plan.small, max(1, missing)] += 1
+        if script.doubts[place % len(script.doubts)]:
+            return place, 0  # the pass took in all there was; its token is discarded
         missing = 1
-    return longest, missing
+    return span[1], missing
 
 
-def _reviewed(plan: Bild, script: _Script, at: int, written: int) -> int:
-    """Return how many of the small model's tokens the large one keeps."""
-    for kept in range(written):
-        place = (at + kept) % len(script.doubts)
-        if script.exceeds[place]:
-            return written if plan.semantics == "reference" and script.agrees[place] else kept
-    return written
+def _reviewed(plan: Bild, script: _Script, mark: int, at: int) -> int:
+    """Return up to where the large model keeps the small one's tokens between two positions."""
+    for place in range(mark, at):
+        index = place % len(script.doubts)
+        if script.exceeds[index]:
+            return at if plan.semantics == "reference" and script.agrees[index] else place
+    return at
