@@ -13,6 +13,9 @@ from hsdopt.errors import InvalidArgumentError, PredictionError
 
 __all__ = ["CostCurve", "CostSample"]
 
+_SLOWEST = 3.0
+"""A single timing counts at most this many medians."""
+
 _CONTEXT_SLACK = 1.25
 """How far beyond the longest measured context a curve may still be read, as a factor."""
 
@@ -105,14 +108,19 @@ class CostCurve:
 
     @classmethod
     def from_samples(cls, samples: Iterable[CostSample]) -> CostCurve:
-        """Return the curve through the medians of `samples`, which must fill a grid.
+        """Return the curve through the medians of `samples`, which must fill a grid, scaled to add up.
+
+        A run is a sum of passes, and the slow ones among them are part of it: medians alone promise too much. So
+        all medians are scaled by one factor, measured time over the time of as many medians (single timings count
+        at most three medians, so that a suspended machine does not stretch the curve).
 
         Raises
         ------
         InvalidArgumentError
             If a combination of token count and context is missing.
         """
-        medians = {(s.context, s.tokens): s.median for s in samples if s.batch == 1}
+        kept = [s for s in samples if s.batch == 1]
+        medians = {(s.context, s.tokens): s.median for s in kept}
         contexts = tuple(sorted({context for context, _ in medians}))
         tokens = tuple(sorted({count for _, count in medians}))
         missing = [(c, n) for c in contexts for n in tokens if (c, n) not in medians]
@@ -120,7 +128,8 @@ class CostCurve:
             raise InvalidArgumentError(
                 f"expected cost samples on a full grid; missing (context, tokens): {missing[:3]}"
             )
-        return cls(tokens, contexts, tuple(tuple(medians[c, n] for n in tokens) for c in contexts))
+        scale = _tail_factor(kept)
+        return cls(tokens, contexts, tuple(tuple(scale * medians[c, n] for n in tokens) for c in contexts))
 
     @property
     def max_tokens(self) -> float:
@@ -175,3 +184,10 @@ class CostCurve:
         low, high = self.contexts[right - 1], self.contexts[right]
         weight = (place - low) / (high - low)
         return np.asarray(np.maximum(grid[right - 1] * (1 - weight) + grid[right] * weight, 0.0))
+
+
+def _tail_factor(samples: Sequence[CostSample]) -> float:
+    """Return measured time over the time of as many medians."""
+    medians = sum(s.median * len(s.seconds) for s in samples)
+    measured = sum(min(seconds, _SLOWEST * s.median) for s in samples for seconds in s.seconds)
+    return measured / medians if medians > 0 else 1.0

@@ -18,6 +18,8 @@ SUITES = {"quick": 8, "standard": 16, "full": 44}
 
 _SHORT, _LONG = 4, 8
 _LONGEST = 16
+_SLOWEST = 3.0
+"""Plans predicted to be this many times slower than autoregression would take the time of many others."""
 
 
 def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> tuple[Plan, ...]:
@@ -25,7 +27,7 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
 
     The spread holds single drafters of every kind, stacks, rows, and plans that are predicted to be slower
     than autoregression; `full` adds overshoot and rounds, more lengths, and Big Little Decoder. Plans that the
-    profile cannot predict are left out.
+    profile cannot predict, or that would take over three times autoregression's time, are left out.
 
     Parameters
     ----------
@@ -57,13 +59,12 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
     ]
     if name == "full":
         groups += [list(_conventions(profile)), list(_bild(profile))]
-    plans: dict[Plan, None] = {}
-    for plan in (*first, *_in_turn(groups)):
-        if len(plans) == SUITES[name]:
-            break
-        if plan not in plans and _seconds(plan, profile) < math.inf:
+    limit = _SLOWEST * _seconds(first[0], profile)
+    plans = dict.fromkeys(plan for plan in first if _seconds(plan, profile) < math.inf)
+    for plan in _in_turn(groups):
+        if len(plans) < SUITES[name] and plan not in plans and _seconds(plan, profile) <= limit:
             plans[plan] = None
-    return tuple(plans)
+    return tuple(plans)[: SUITES[name]]
 
 
 def _in_turn(groups: Iterable[Iterable[Plan]]) -> Iterator[Plan]:
@@ -140,7 +141,8 @@ def _slow(profile: Profile) -> Iterator[Plan]:
     ]
     alone = _seconds(Level(profile.target), profile)
     graded = [(_seconds(plan, profile), -index) for index, plan in enumerate(plans)]
-    yield from (plans[-index] for seconds, index in sorted(graded, reverse=True) if alone < seconds < math.inf)
+    bounded = (grade for grade in sorted(graded, reverse=True) if alone < grade[0] <= _SLOWEST * alone)
+    yield from (plans[-index] for _, index in bounded)
 
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
