@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -15,7 +15,7 @@ from hsdopt.runtime.lookup import Lookup, LookupSession
 from hsdopt.runtime.model import Model
 from hsdopt.runtime.session import Session
 
-__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "measure_costs"]
+__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "fitting", "measure_costs"]
 
 NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
 """Numbers of new tokens at which passes are timed."""
@@ -34,16 +34,34 @@ class CostRecord:
     seconds: float
 
 
-def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int) -> tuple[int, ...]:
+def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int, *, most: int | None = None) -> tuple[int, ...]:
     """Return three context lengths that span those a workload visits: shortest, middle, longest.
+
+    Parameters
+    ----------
+    prompt_lengths : sequence of int
+    max_new_tokens : int
+    most : int, optional
+        The longest context that leaves room for a pass; longer ones give way to it.
 
     Examples
     --------
     >>> choose_contexts([40, 60, 80], 48)
     (40, 84, 128)
+    >>> choose_contexts([40, 60, 80], 48, most=100)
+    (40, 70, 100)
     """
     shortest, longest = min(prompt_lengths), max(prompt_lengths) + max_new_tokens
+    if most is not None:
+        longest = min(longest, max(most, 1))
+        shortest = min(shortest, longest)
     return tuple(sorted({shortest, round((shortest + longest) / 2), longest}))
+
+
+def fitting(model: Model, tokens: Sequence[int], contexts: Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of new tokens that fit behind every context, so that a model's samples fill a grid."""
+    limit = model.max_positions
+    return tuple(count for count in tokens if limit is None or max(contexts) + count <= limit)
 
 
 def measure_costs(
@@ -87,10 +105,11 @@ def measure_costs(
     benches = {
         (name, context): _Bench(model, filler, context) for name, model in models.items() for context in contexts
     }
+    fits = {name: fitting(model, tokens, contexts) for name, model in models.items()}
     for repeat in range(repeats):
         for context, count in rng.permutation(cells).tolist():
             for name in models:
-                if (name, count, context, repeat) not in finished and benches[name, context].fits(count):
+                if (name, count, context, repeat) not in finished and count in fits[name]:
                     yield CostRecord(name, count, context, repeat, benches[name, context].time(count))
         if lookup is not None:
             for context in contexts:
@@ -116,10 +135,6 @@ class _Bench:
     def __init__(self, model: Model, filler: Sequence[int], context: int) -> None:
         self._session: Session | None = None
         self._model, self._filler, self._context = model, filler, context
-
-    def fits(self, count: int) -> bool:
-        limit = self._model.max_positions
-        return limit is None or self._context + count <= limit
 
     def time(self, count: int) -> float:
         if self._session is None:
@@ -147,7 +162,3 @@ def _time_lookup(lookup: Lookup, filler: Sequence[int], context: int) -> float:
     session.extend(filler[context : context + 1])
     session.propose(_LOOKUP_DRAFT)
     return perf_counter() - started
-
-
-Progress = Callable[[str, int, int], None]
-"""Called with (what, done, total) as measurements come in."""

@@ -6,13 +6,16 @@ import datetime as dt
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import psutil
 import torch
 
-__all__ = ["provenance", "same_device"]
+from hsdopt.errors import ProfileError
+
+__all__ = ["device_name", "provenance", "require_same_device", "same_device", "use_threads"]
 
 _PACKAGES = ("hsdopt", "torch", "transformers", "numpy")
 
@@ -46,8 +49,26 @@ def same_device(stored: dict[str, Any], device: str) -> str | None:
         return f"it was measured on {stored['device']}; this is {here}"
     threads = torch.get_num_threads()
     if device == "cpu" and stored.get("threads") not in (None, threads):
-        return f"it was measured with {stored['threads']} threads; this runs {threads} (see --threads)"
+        return f"it was measured with {_threads(stored['threads'])}; this runs {_threads(threads)} (see --threads)"
     return None
+
+
+def require_same_device(stored: dict[str, Any], device: str) -> None:
+    """Raise ProfileError if costs measured under `stored` do not hold here."""
+    fault = same_device(stored, device)
+    if fault is not None:
+        raise ProfileError(f"expected a profile of this machine; {fault}: profile again here")
+
+
+def _threads(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
+def use_threads(threads: int | None, stored: Mapping[str, Any]) -> None:
+    """Set PyTorch's threads: those asked for, else those of a stored provenance, else as they are."""
+    wanted = stored.get("threads") if threads is None else threads
+    if wanted is not None:
+        torch.set_num_threads(int(wanted))
 
 
 def _version(package: str) -> str:

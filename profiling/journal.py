@@ -74,22 +74,44 @@ class Journal:
         """Read the records; a last line cut short by a kill is dropped from the file."""
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        try:
-            lines = [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
-            raise ProfileError(f"expected JSON lines in {self.path}; {error}: delete it to start afresh") from error
+        lines = [self._parse(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
         if lines and lines[0].get("header") != header:
-            raise ProfileError(_difference(self.path, lines[0].get("header") or {}, header))
+            raise ProfileError(_difference(self.path, lines[0].get("header"), header))
         if len(whole) < len(data):
             os.truncate(self.path, len(whole))
         if not lines:
             self._append({"header": header})
         self.records = lines[1:]
 
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            value = error
+        if not isinstance(value, dict):
+            raise ProfileError(
+                f"{self.path}, line {number}: expected one JSON object as hsdopt writes it; it is damaged: "
+                "delete that line to keep the rest, or the file to start afresh"
+            )
+        return value
 
-def _difference(path: Path, old: dict[str, Any], new: dict[str, Any]) -> str:
-    key = next((k for k in {**old, **new} if old.get(k) != new.get(k)), "header")
+
+def _difference(path: Path, old: object, new: dict[str, Any]) -> str:
+    """Return a line that names the first option in which two headers differ."""
+    where, stored, wanted = _first_difference(old, new)
     return (
-        f"{path} was started with {key} = {old.get(key)!r}; this call says {new.get(key)!r}: "
+        f"{path} was started with {where} = {_short(stored)}; this call says {_short(wanted)}: "
         "repeat the first call's options with --resume, or delete the file"
     )
+
+
+def _first_difference(old: object, new: object, where: str = "") -> tuple[str, object, object]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return where or "header", old, new
+    key = next(key for key in {**old, **new} if old.get(key) != new.get(key))
+    return _first_difference(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+
+
+def _short(value: object, *, limit: int = 60) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hsdopt.costs import CostCurve
+from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.plan import LOOKUP, Level
 from hsdopt.profiles import ModelInfo, Profile, Setting
 from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
-from hsdopt.profiling.cost import NEW_TOKENS, CostRecord, choose_contexts, collect, measure_costs
-from hsdopt.profiling.hardware import provenance
+from hsdopt.profiling.cost import NEW_TOKENS, CostRecord, choose_contexts, collect, fitting, measure_costs
+from hsdopt.profiling.hardware import device_name, provenance
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.workload import Workload, render
 from hsdopt.runtime import generate
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.model import Model, check_vocabulary
 
-__all__ = ["model_info", "profile", "render_prompts", "trace_prompts"]
+__all__ = ["check_room", "model_info", "profile", "render_prompts", "trace_prompts"]
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
@@ -50,18 +53,18 @@ class _Task:
         return {
             "target": self.target,
             "models": {name: [model.source, str(model.dtype)] for name, model in self.models.items()},
-            "prompts": {key: len(ids) for key, ids in self.prompts.items()},
+            "prompts": {key: digest(ids) for key, ids in self.prompts.items()},
             "setting": self.setting.model_dump(),
             "contexts": self.contexts,
             "tokens": self.tokens,
             "repeats": self.repeats,
-            "threads": torch.get_num_threads(),
+            "machine": machine(self.models[self.target]),
         }
 
     @property
     def cells(self) -> int:
-        per_repeat = len(self.contexts) * (len(self.networks) * len(self.tokens) + (LOOKUP in self.models))
-        return self.repeats * per_repeat
+        passes = sum(len(fitting(model, self.tokens, self.contexts)) for model in self.networks.values())
+        return self.repeats * len(self.contexts) * (passes + (LOOKUP in self.models))
 
 
 def profile(
@@ -128,8 +131,18 @@ def profile(
     record = Journal(Path(journal), task.header, resume=resume)
     report = progress or (lambda *_: None)
     traces = list(_traces(task.networks, target, task.prompts, setting=task.setting, journal=record, report=report))
-    lookup = _lookup_table(traces) if LOOKUP in task.models else None
-    costs = _costs(task, record, traces, lookup, report)
+    lookup = lookup_table(traces) if LOOKUP in task.models else None
+    text = [token for trace in traces for token in (*trace.prompt, *trace.tokens)]
+    costs = time_passes(
+        task.networks,
+        record,
+        text,
+        tokens=task.tokens,
+        contexts=task.contexts,
+        repeats=task.repeats,
+        table=lookup,
+        report=lambda done: report("pass costs", done, task.cells),
+    )
     return _assemble(task, workload, traces, costs, lookup)
 
 
@@ -169,8 +182,9 @@ def trace_prompts(
     header = {
         "target": target,
         "models": {name: model.source for name, model in networks.items()},
-        "prompts": {key: list(ids) for key, ids in prompts.items()},
+        "prompts": {key: digest(ids) for key, ids in prompts.items()},
         "setting": setting.model_dump(),
+        "machine": machine(models[target]),
     }
     record = Journal(Path(journal), header, resume=resume)
     report = progress or (lambda *_: None)
@@ -211,14 +225,21 @@ def _settle(
     if target in drafters or target == LOOKUP:
         raise InvalidArgumentError(f"expected drafters other than the target {target}, and a language model as target")
     chosen = {name: models[name] for name in (target, *dict.fromkeys(drafters))}
+    check_kinds(chosen)
     for name, model in chosen.items():
         if model.kind != LOOKUP and name != target:
             check_vocabulary(models[target], model)
     prompts = render_prompts(workload.profiling, models[target])
-    lengths = [len(ids) for ids in prompts.values()]
-    where = tuple(sorted(set(contexts))) if contexts else choose_contexts(lengths, setting.max_new_tokens)
-    _check_room(chosen, max(lengths) + setting.max_new_tokens)
-    return _Task(chosen, target, prompts, setting, where, tuple(sorted(set(tokens))), repeats)
+    check_room(chosen, prompts.values(), setting.max_new_tokens)
+    counts = tuple(sorted(set(tokens)))
+    limit = min((model.max_positions for model in chosen.values() if model.max_positions is not None), default=None)
+    if contexts is None:
+        most = None if limit is None else limit - counts[-1]
+        where = choose_contexts([len(ids) for ids in prompts.values()], setting.max_new_tokens, most=most)
+    else:
+        where = tuple(sorted(set(contexts)))
+        _check_contexts(where, chosen)
+    return _Task(chosen, target, prompts, setting, where, counts, repeats)
 
 
 def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ...]]:
@@ -234,13 +255,38 @@ def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ..
     return {prompt.id: tuple(render(prompt, target.tokenizer)) for prompt in workload}
 
 
-def _check_room(models: Mapping[str, Model], longest: int) -> None:
+def check_room(models: Mapping[str, Model], prompts: Iterable[Sequence[int]], max_new_tokens: int) -> None:
+    """Raise ModelError if a model's positions do not hold the longest prompt and its output."""
+    longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     for name, model in models.items():
         if model.max_positions is not None and model.max_positions < longest:
             raise ModelError(
                 f"{name}: expected room for the longest prompt and its output, {longest} tokens; the model holds "
                 f"{model.max_positions}: shorten the prompts or --max-new-tokens, or leave {name} out"
             )
+
+
+def _check_contexts(contexts: Sequence[int], models: Mapping[str, Model]) -> None:
+    for name, model in models.items():
+        if model.max_positions is not None and contexts[-1] >= model.max_positions:
+            raise InvalidArgumentError(
+                f"expected contexts below the {model.max_positions} positions of {name}; got {contexts[-1]}: "
+                f"shorten --contexts, or leave {name} out"
+            )
+
+
+def check_kinds(models: Mapping[str, Model]) -> None:
+    """Raise InvalidArgumentError unless the lookup drafter, and it alone, is called lookup."""
+    for name, model in models.items():
+        if (model.kind == LOOKUP) != (name == LOOKUP):
+            raise InvalidArgumentError(
+                f"expected the name {LOOKUP} for the lookup drafter and for it alone; got {name} for {model.source}"
+            )
+
+
+def machine(target: Model) -> dict[str, Any]:
+    """Return what timings must have in common to stand side by side."""
+    return {"device": device_name(str(target.device or "cpu")), "threads": torch.get_num_threads()}
 
 
 def _traces(
@@ -271,20 +317,29 @@ def _trace(
     return score_output(networks, target, prompt, output.tokens, setting=setting)
 
 
-def _lookup_table(traces: Sequence[PromptTrace]) -> Bigrams:
+def lookup_table(traces: Sequence[PromptTrace]) -> Bigrams:
+    """Return the bigrams of prompts and outputs, which the lookup drafter falls back on."""
     return Bigrams.of([[*trace.prompt, *trace.tokens] for trace in traces])
 
 
-def _costs(
-    task: _Task, journal: Journal, traces: Sequence[PromptTrace], table: Bigrams | None, report: Progress
+def time_passes(
+    networks: Mapping[str, Model],
+    journal: Journal,
+    text: Sequence[int],
+    *,
+    tokens: Sequence[int],
+    contexts: Sequence[int],
+    repeats: int,
+    table: Bigrams | None,
+    report: Callable[[int], None],
 ) -> list[CostRecord]:
+    """Return all cost records: those in the journal, and those it lacks, which are added to it."""
     records = [CostRecord(**record["cost"]) for record in journal.records if "cost" in record]
-    text = [token for trace in traces for token in (*trace.prompt, *trace.tokens)]
     new = measure_costs(
-        task.networks,
-        tokens=task.tokens,
-        contexts=task.contexts,
-        repeats=task.repeats,
+        networks,
+        tokens=tokens,
+        contexts=contexts,
+        repeats=repeats,
         text=text,
         lookup=None if table is None else Lookup(table),
         done=[(r.model, r.tokens, r.context, r.repeat) for r in records],
@@ -292,7 +347,7 @@ def _costs(
     for record in new:
         journal.add(cost=asdict(record))
         records.append(record)
-        report("pass costs", len(records), task.cells)
+        report(len(records))
     return records
 
 
@@ -303,11 +358,7 @@ def _assemble(
     costs: Sequence[CostRecord],
     table: Bigrams | None,
 ) -> Profile:
-    samples = collect(costs)
-    curves = {name: CostCurve.from_samples(samples[name]) for name in task.networks}
-    if table is not None:
-        curves[LOOKUP] = CostCurve.fixed(float(np.median([s for sample in samples[LOOKUP] for s in sample.seconds])))
-    lookup = {} if table is None else {"previous": table.previous, "following": table.following}
+    samples, curves = cost_curves(costs)
     device = str(task.models[task.target].device or "cpu")
     return Profile(
         task.target,
@@ -315,13 +366,14 @@ def _assemble(
         models={name: model_info(model) for name, model in task.models.items()},
         setting=task.setting,
         samples={name: samples[name] for name in task.models},
-        traces=assemble(traces, lookup=None if table is None else _leave_one_out(traces)),
-        lookup=lookup,
+        traces=assemble(traces, lookup=None if table is None else leave_one_out(traces)),
+        lookup=table_arrays(table),
         provenance={
             **provenance(device),
             "workload": workload.name,
             "workload_sha256": workload.sha256,
             "prompts": list(task.prompts),
+            "prompts_sha256": digest([digest(ids) for ids in task.prompts.values()]),
             "contexts": list(task.contexts),
             "batch": 1,
             "repeats": task.repeats,
@@ -329,10 +381,30 @@ def _assemble(
     )
 
 
-def _leave_one_out(traces: Sequence[PromptTrace]) -> Callable[[int], Lookup]:
-    """Return lookup drafters that never saw the prompt they are judged on, so that rates hold for new prompts."""
+def cost_curves(records: Sequence[CostRecord]) -> tuple[dict[str, tuple[CostSample, ...]], dict[str, CostCurve]]:
+    """Return samples and cost curve of every model in `records`."""
+    samples = collect(records)
+    curves = {name: CostCurve.from_samples(taken) for name, taken in samples.items() if name != LOOKUP}
+    if LOOKUP in samples:
+        seconds = [seconds for sample in samples[LOOKUP] for seconds in sample.seconds]
+        curves[LOOKUP] = CostCurve.fixed(float(np.median(seconds)))
+    return samples, curves
+
+
+def table_arrays(table: Bigrams | None) -> dict[str, NDArray[np.int64]]:
+    """Return a lookup table as a profile keeps it."""
+    return {} if table is None else {"previous": table.previous, "following": table.following}
+
+
+def digest(value: Sequence[int] | Sequence[str]) -> str:
+    """Return a short hash of token ids, or of other hashes."""
+    return hashlib.sha256(json.dumps(list(value)).encode()).hexdigest()[:16]
+
+
+def leave_one_out(traces: Sequence[PromptTrace]) -> Callable[[int], Lookup]:
+    """Return lookup drafters, by prompt, that never saw it and its output, so that rates hold for new prompts."""
 
     def without(index: int) -> Lookup:
-        return Lookup(_lookup_table([trace for other, trace in enumerate(traces) if other != index]))
+        return Lookup(lookup_table([trace for other, trace in enumerate(traces) if other != index]))
 
     return without

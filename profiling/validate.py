@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from hsdopt.plan import Plan
 from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
+from hsdopt.profiling.measure import digest, machine
 from hsdopt.runtime import generate
 from hsdopt.runtime.events import Generation
 from hsdopt.runtime.model import Model
@@ -112,11 +112,12 @@ def measure_plans(
     texts = [plan.label for plan in plans]
     header = {
         "plans": texts,
-        "prompts": [list(prompt) for prompt in prompts],
+        "prompts": [digest(prompt) for prompt in prompts],
         "setting": setting.model_dump(),
         "repeats": repeats,
         "seed": seed,
-        "threads": torch.get_num_threads(),
+        "models": {name: model.source for name, model in models.items()},
+        "machine": machine(models[plans[0].target]),
     }
     record = Journal(Path(journal), header, resume=resume)
     runs = [MeasuredRun.from_record(entry) for entry in record.records]

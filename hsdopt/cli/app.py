@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from hsdopt import __version__
-from hsdopt.cli import generate, models, profile, simulate, solve, validate
+from hsdopt.cli import check, generate, models, plot, profile, simulate, solve, validate
+from hsdopt.cli.faults import Group
 
 __all__ = ["app"]
 
 app = typer.Typer(
     name="hsdopt",
+    cls=Group,
     help="Choose, predict and validate speculative decoding stacks for language models.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,9 +38,11 @@ def _main(
     """Choose, predict and validate speculative decoding stacks for language models."""
 
 
-app.command()(profile.profile)
-app.command()(solve.solve)
-app.command()(validate.validate)
-app.command()(simulate.simulate)
-app.command()(generate.generate)
-app.add_typer(models.app, name="models")
+app.command(short_help="Measure pass costs and acceptance.")(profile.profile)
+app.command(short_help="Find the fastest stack for a profile.")(solve.solve)
+app.command(short_help="Run plans; compare with predictions.")(validate.validate)
+app.command(short_help="Simulate a plan pass by pass.")(simulate.simulate)
+app.command(short_help="Write text with a plan.")(generate.generate)
+app.command(short_help="Draw a profile or a report again.")(plot.plot)
+app.command(short_help="Does a profile still hold here?")(check.check)
+app.add_typer(models.app, name="models", short_help="List or fetch the built-in models.")

@@ -3,48 +3,76 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
-from hsdopt.errors import HsdoptError, InvalidArgumentError, PlanError
+from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError, PlanError
 
 if TYPE_CHECKING:
     from hsdopt.plan import Plan
     from hsdopt.profiles import Profile
 
 __all__ = [
+    "absolute",
     "alias",
     "aliases",
     "load_plan",
     "load_profile",
     "milliseconds",
+    "new_table",
     "output",
+    "output_file",
+    "output_folder",
     "print_json",
     "progress_bar",
     "require_extra",
+    "require_sources",
     "status",
     "whole_numbers",
     "write_text",
 ]
 
 
+_UNLIMITED = 1000
+"""Columns of a pipe: nothing is folded there."""
+
+
 def output() -> Console:
     """Return the console for results, on stdout; in a pipe tables are as wide as they need."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in __import__("os").environ:
-        return Console(highlight=False, width=120)
-    return console
+    return _console(stderr=False)
 
 
 def status() -> Console:
     """Return the console for everything that is not a result, on stderr."""
-    return Console(stderr=True, highlight=False)
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    """Return a console that prints names as they are: brackets and colons in them mean nothing."""
+    options: dict[str, Any] = {"stderr": stderr, "highlight": False, "markup": False, "emoji": False}
+    console = Console(**options)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(**options, width=_UNLIMITED)
+
+
+def new_table(first: str, *numbers: str) -> Table:
+    """Return a table with a column of names, which folds, and columns of numbers, which do not."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(first, overflow="fold")
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
 
 
 def print_json(value: object) -> None:
@@ -56,15 +84,26 @@ def print_json(value: object) -> None:
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function of (stage, done, total) that draws bars with the time left, on stderr."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=status()) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Progress(*columns, console=_bar_console())
+    tasks: dict[str, Any] = {}
 
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, completed=done)
-            bars.update(tasks[stage], completed=done, total=total)
+    def report(stage: str, done: int, total: int) -> None:
+        bars.start()  # with the first news, so that a call that fails at once draws nothing
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(stage, total=total, completed=done)
+        bars.update(tasks[stage], completed=done, total=total)
 
+    try:
         yield report
+    finally:
+        if tasks:
+            bars.stop()
+
+
+def _bar_console() -> Console:
+    """Return the console of progress bars, whose descriptions are markup of rich's own."""
+    console = Console(stderr=True, highlight=False)
+    return console if console.is_terminal else Console(stderr=True, highlight=False, width=80)
 
 
 def load_profile(path: Path) -> Profile:
@@ -88,8 +127,68 @@ def load_plan(text: str) -> Plan:
             f"expected a plan file at {path}; there is no such file: write one with hsdopt solve -o"
         ) from None
     except (OSError, ValueError) as error:
-        raise PlanError(f"expected a plan in JSON at {path}; {error}") from error
+        raise PlanError(f"expected a plan in JSON at {path}; {getattr(error, 'strerror', None) or error}") from error
     return plan_from_json(value.get("plan_file", value) if isinstance(value, dict) else value)
+
+
+def require_sources(profile: Profile) -> None:
+    """Raise ModelError if a model that the profile was measured with has moved away."""
+    for name, info in profile.models.items():
+        path = info.source.rpartition("@")[2]
+        if Path(path).is_absolute() and not Path(path).exists():
+            raise ModelError(
+                f"expected {name} at {path}, where it was profiled; it is not there any more: "
+                "put it back, or profile again"
+            )
+
+
+def absolute(source: str) -> str:
+    """Return a source whose path, if it is one, holds in every working folder.
+
+    Examples
+    --------
+    >>> absolute("int8@smollm2")
+    'int8@smollm2'
+    """
+    from hsdopt.runtime.builtin import BUILTIN
+
+    recipe, at, base = source.rpartition("@")
+    path = Path(base).expanduser()
+    # a link stays a link: caches of the hub link to files whose own names say nothing
+    return f"{recipe}{at}{path.absolute()}" if base not in BUILTIN and path.exists() else source
+
+
+def output_file(path: Path) -> Path:
+    """Return `path`, after making sure that a file can be written there; nothing is measured in vain.
+
+    Raises
+    ------
+    HsdoptError
+        If it is a folder, or its folder cannot be made or written.
+    """
+    if path.is_dir():
+        raise HsdoptError(f"expected a file as -o; {path} is a folder: name a file in it")
+    output_folder(path.parent)
+    return path
+
+
+def output_folder(path: Path) -> Path:
+    """Return `path`, made if it is missing, after making sure that files can be written there.
+
+    Raises
+    ------
+    HsdoptError
+        If it is a file, or cannot be made or written.
+    """
+    if path.exists() and not path.is_dir():
+        raise HsdoptError(f"expected a folder as -o; {path} is a file")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise HsdoptError(f"cannot write into {path}: {error.strerror or error}; choose another -o") from error
+    return path
 
 
 def alias(text: str) -> tuple[str, str]:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from hsdopt.cli.common import new_table, output
 from hsdopt.errors import InvalidArgumentError
 
 app = typer.Typer(no_args_is_help=True, help="List the built-in models, or fetch them.")
@@ -30,10 +30,12 @@ def list_models(*, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps({"cache": str(builtin.cache_folder()), "models": rows}))
         return
-    table = Table("name", "recipe", "what", "here")
+    table = new_table("name")
+    for heading in ("recipe", "here", "what"):
+        table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(str(row["name"]), str(row["recipe"]), str(row["what"]), "yes" if row["fetched"] else "no")
-    Console().print(table)
+        table.add_row(str(row["name"]), str(row["recipe"]), "yes" if row["fetched"] else "no", str(row["what"]))
+    output().print(table)
 
 
 @app.command()

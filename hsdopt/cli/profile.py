@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hsdopt.cli.common import (
+    absolute,
     aliases,
     load_profile,
     milliseconds,
+    new_table,
     output,
+    output_file,
     print_json,
     progress_bar,
     require_extra,
+    require_sources,
     status,
     whole_numbers,
 )
+from hsdopt.cli.faults import resumable
+from hsdopt.errors import InvalidArgumentError, ProfileError
 
 if TYPE_CHECKING:
-    from hsdopt.profiles import Profile
+    from hsdopt.profiles import Profile, Setting
+    from hsdopt.profiling import Workload
 
 Target = Annotated[
-    str, typer.Option("--target", help="The model to speed up: built-in name, folder, GGUF file or hub id.")
+    str | None, typer.Option("--target", help="The model to speed up: built-in name, folder, GGUF file or hub id.")
 ]
 Drafts = Annotated[list[str], typer.Option("--draft", help="A drafter, as SOURCE or NAME=SOURCE; repeat for more.")]
-Prompts = Annotated[str, typer.Option("--prompts", help="mixed, copy, chat, or a file of prompts.")]
-Out = Annotated[Path, typer.Option("--output", "-o", help="Where the profile goes.")]
+Prompts = Annotated[str | None, typer.Option("--prompts", help="mixed, copy, chat, or a file of prompts.")]
+Out = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Where the profile goes: profile.json, or the one of --into.")
+]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens written per prompt.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="0 is greedy.")]
 TopP = Annotated[float, typer.Option("--top-p", min=0.0, max=1.0)]
@@ -41,15 +52,19 @@ Contexts = Annotated[str | None, typer.Option("--contexts", help="Context length
 Count = Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use at most this many profiling prompts.")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timings of every kind of pass.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted profile.")]
+Force = Annotated[bool, typer.Option("--force", help="Measure afresh, whatever is at -o, and replace it when done.")]
+Into = Annotated[
+    Path | None, typer.Option("--into", help="Add the drafters to this profile; what it holds stays as it is.")
+]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def profile(
-    target: Target,
     draft: Drafts,
-    prompts: Prompts,
-    output_path: Out = Path("profile.json"),
+    target: Target = None,
+    prompts: Prompts = None,
+    output_path: Out = None,
     max_new_tokens: NewTokens = 48,
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
@@ -61,62 +76,202 @@ def profile(
     max_prompts: Count = None,
     repeats: Repeats = 5,
     resume: Resume = False,
+    force: Force = False,
+    into: Into = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
-    """Measure each model's pass cost and every pair's acceptance on your hardware and prompts."""
+    """Measure each model's pass cost and every pair's acceptance on your hardware and prompts.
+
+    Every measurement is saved as soon as it is taken: stopped in the middle, the same command with --resume
+    goes on. A finished profile is replaced with --force only, and not before the new one is complete.
+    """
+    chosen = aliases([*([] if target is None else [target]), *draft])
+    loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    if into is not None:
+        _refuse_with_into(target=target, max_prompts=max_prompts, contexts=contexts)
+        place = _Place(output_file(output_path or into), resume=resume, force=force)
+        path = _extend(into, chosen, place, prompts=prompts, threads=threads, loading=loading)
+    else:
+        if target is None or prompts is None:
+            missing = "--target" if target is None else "--prompts"
+            raise InvalidArgumentError(f"expected {missing}, unless drafters are added --into a profile; got none")
+        place = _Place(output_file(output_path or Path("profile.json")), resume=resume, force=force)
+        asked = _Asked(
+            _setting(temperature, top_p, top_k, max_new_tokens),
+            whole_numbers(contexts, "contexts"),
+            repeats,
+            _workload(prompts, max_prompts),
+        )
+        path = _measure(chosen, asked, place, {**loading, "device": device, "threads": threads})
+    _show(path, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a profile goes, and what to do about one that is there."""
+
+    path: Path
+    resume: bool
+    force: bool
+
+    @property
+    def journal(self) -> Path:
+        """Where measurements are kept until the profile is complete."""
+        return self.path.with_name(self.path.name + ".partial")
+
+    def clear(self) -> None:
+        """Refuse to replace a finished profile unless told; forget an unfinished one when told."""
+        if self.force and self.resume:
+            raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
+        if self.force:
+            self.journal.unlink(missing_ok=True)
+        elif self.path.exists() and not self.journal.exists():
+            raise ProfileError(f"{self.path} is there already; name another file with -o, or replace it with --force")
+
+    def keep(self, measured: Profile) -> Path:
+        """Save the profile; the journal goes only once that is done."""
+        measured.save(self.path)
+        self.journal.unlink(missing_ok=True)
+        return self.path
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is to be measured."""
+
+    setting: Setting
+    contexts: tuple[int, ...] | None
+    repeats: int
+    workload: Workload
+
+    def difference(self, profiled: Profile, sources: dict[str, str]) -> str | None:
+        """Return how a finished profile differs from what is asked for, or None if it does not."""
+        stored = profiled.provenance
+        pairs = {
+            "models": (
+                {name: profiled.models[name].source for name in (profiled.target, *profiled.drafters)},
+                sources,
+            ),
+            "setting": (profiled.setting.model_dump(), self.setting.model_dump()),
+            "workload": (stored.get("workload_sha256"), self.workload.sha256),
+            "repeats": (stored.get("repeats"), self.repeats),
+        }
+        if self.contexts is not None:
+            pairs["contexts"] = (stored.get("contexts"), sorted(set(self.contexts)))
+        return next((f"its {what} are {old}, not {new}" for what, (old, new) in pairs.items() if old != new), None)
+
+
+def _setting(temperature: float, top_p: float, top_k: int, max_new_tokens: int) -> Setting:
+    from hsdopt.profiles import Setting
+
+    if not math.isfinite(temperature):
+        raise InvalidArgumentError(f"expected a finite temperature; got {temperature}")
+    if not 0 < top_p <= 1:
+        raise InvalidArgumentError(f"expected --top-p above 0 and at most 1; got {top_p:g}")
+    return Setting(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
+
+
+def _workload(prompts: str, count: int | None) -> Workload:
     with require_extra("runtime"):
-        from hsdopt.profiling import Setting, load_workload
+        from hsdopt.profiling import load_workload
+    workload = load_workload(prompts)
+    return workload if count is None else workload.take(2 * count)
+
+
+def _measure(chosen: dict[str, str], asked: _Asked, place: _Place, loading: dict[str, Any]) -> Path:
+    """Measure a profile, or find it complete; return where it is."""
+    with require_extra("runtime"):
         from hsdopt.profiling import profile as measure
         from hsdopt.runtime import load_models
-
-    journal = output_path.with_name(output_path.name + ".partial")
-    if output_path.exists() and resume and not journal.exists():
-        status().print(f"{output_path} is complete already", style="dim")
-        _show(output_path, as_json=as_json)
-        return
-    named = aliases([target, *draft])
-    names = list(named)
-    workload = load_workload(prompts)
-    if max_prompts is not None:
-        workload = workload.take(2 * max_prompts)
-    output_path.parent.mkdir(parents=True, exist_ok=True)
-    models = load_models(named, device=device, dtype=dtype, threads=threads, trust_remote_code=trust_remote_code)
-    setting = Setting(temperature=temperature, top_p=top_p, top_k=top_k, max_new_tokens=max_new_tokens)
-    with progress_bar() as report:
+    sources = {name: absolute(source) for name, source in chosen.items()}
+    if place.resume and place.path.exists() and not place.journal.exists():
+        difference = asked.difference(load_profile(place.path), sources)
+        if difference is not None:
+            raise ProfileError(f"{place.path} is complete, but {difference}: name another file with -o, or add --force")
+        status().print(f"{place.path} is complete already")
+        return place.path
+    place.clear()
+    target, *drafters = sources
+    models = load_models(sources, **loading)
+    with resumable(place.journal), progress_bar() as report:
         measured = measure(
-            names[0],
-            names[1:],
-            workload,
+            target,
+            drafters,
+            asked.workload,
             models=models,
-            journal=journal,
-            setting=setting,
-            contexts=whole_numbers(contexts, "contexts"),
-            repeats=repeats,
-            resume=resume,
+            journal=place.journal,
+            setting=asked.setting,
+            contexts=asked.contexts,
+            repeats=asked.repeats,
+            resume=place.resume,
             progress=report,
         )
-    measured.save(output_path)
-    journal.unlink(missing_ok=True)
-    _show(output_path, as_json=as_json)
+        return place.keep(measured)
+
+
+def _refuse_with_into(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidArgumentError(f"expected no {option} with --into, which measures as the profile was measured")
+
+
+def _extend(
+    into: Path,
+    chosen: dict[str, str],
+    place: _Place,
+    *,
+    prompts: str | None,
+    threads: int | None,
+    loading: dict[str, Any],
+) -> Path:
+    """Add drafters to a profile; return where the result is."""
+    with require_extra("runtime"):
+        from hsdopt.profiling import add_drafters, load_workload
+        from hsdopt.profiling.hardware import require_same_device, use_threads
+        from hsdopt.runtime import load_models
+    profiled = load_profile(into)
+    require_sources(profiled)
+    if place.path != into:
+        place.clear()
+    device = profiled.models[profiled.target].device
+    use_threads(threads, profiled.provenance)
+    require_same_device(dict(profiled.provenance), device)
+    workload = load_workload(str(profiled.provenance.get("workload", "")) if prompts is None else prompts)
+    added = {name: absolute(source) for name, source in chosen.items()}
+    own = {name: profiled.models[name].source for name in (profiled.target, *profiled.drafters)}
+    twice = next((name for name in added if name in own), None)
+    if twice is not None:
+        raise InvalidArgumentError(f"expected drafters that {into} lacks; it has {twice}: give another NAME=SOURCE")
+    loading = {**loading, "dtype": loading["dtype"] or profiled.models[profiled.target].dtype}
+    models = load_models({**own, **added}, device=device, **loading)
+    with resumable(place.journal), progress_bar() as report:
+        measured = add_drafters(
+            profiled,
+            list(added),
+            workload,
+            models=models,
+            journal=place.journal,
+            resume=place.resume,
+            progress=report,
+        )
+        return place.keep(measured)
 
 
 def _show(path: Path, *, as_json: bool) -> None:
     """Print what a profile holds: costs and acceptance of every model."""
     profiled = load_profile(path)
-    rows = [_row(profiled, name) for name in reversed(profiled.names)]
+    rows = [_row(profiled, name) for name in (profiled.target, *profiled.drafters)]
     if as_json:
         print_json({"profile": str(path), "models": rows})
         return
-    from rich.table import Table
-
-    table = Table("model", title=f"{path}: ms per pass, and acceptance by {profiled.target}", title_justify="left")
-    for heading in ("c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB"):
-        table.add_column(heading, justify="right")
+    table = new_table("model", "c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB")
     for row in rows:
         costs = ["" if seconds is None else milliseconds(seconds) for seconds in row["seconds_per_pass"].values()]
         rate = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
-        table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.0f}")
+        table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.3g}")
+    typer.echo(f"{path}: ms per pass of n tokens, c(n), and acceptance by {profiled.target}")
     output().print(table)
 
 

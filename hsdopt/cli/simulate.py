@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hsdopt.cli.common import load_plan, load_profile, milliseconds, output, print_json
+from hsdopt.cli.common import load_plan, load_profile, milliseconds, new_table, output, print_json, require_extra
 
 if TYPE_CHECKING:
     from hsdopt.latency import Estimate
@@ -37,14 +37,15 @@ def simulate(
     estimate = expected_latency(parsed, profiled)
     run = run_events(parsed, profiled, tokens=tokens, seed=seed)
     if plot is not None:
-        from matplotlib.figure import Figure
+        with require_extra("plots"):
+            from matplotlib.figure import Figure
 
-        from hsdopt.plots import save_figure, simulated_distribution
+            from hsdopt.plots import save_figure, simulated_distribution
 
         seconds = run.lane_seconds_per_token.tolist()
         figure = Figure(layout="constrained")
         simulated_distribution(
-            seconds, closed_form=estimate.seconds_per_token, title=str(parsed), ax=figure.add_subplot()
+            seconds, closed_form=estimate.seconds_per_token, title=parsed.label, ax=figure.add_subplot()
         )
         save_figure(figure, plot)
     if as_json:
@@ -66,13 +67,12 @@ def _to_json(run: SimulatedRun, estimate: Estimate) -> dict[str, Any]:
 
 
 def _show(run: SimulatedRun, estimate: Estimate) -> None:
-    from rich.table import Table
-
-    table = Table("", "simulated", "closed form", title=str(run.plan), title_justify="left")
-    simulated = f"{milliseconds(run.seconds_per_token)} (standard error {milliseconds(run.standard_error)})"
+    table = new_table("", "simulated", "closed form")
+    simulated = f"{milliseconds(run.seconds_per_token)} +- {milliseconds(run.standard_error)}"
     table.add_row("ms per token", simulated, milliseconds(estimate.seconds_per_token))
     table.add_row("tokens per pass", f"{run.tokens_per_pass:.3f}", f"{estimate.tokens_per_pass:.3f}")
     expected = {share.model: share.passes for share in estimate.breakdown}
     for model, passes in run.passes_per_token.items():
         table.add_row(f"passes of {model} per token", f"{passes:.3f}", f"{expected.get(model, 0.0):.3f}")
+    typer.echo(f"{run.plan} (+- standard error)")
     output().print(table)

@@ -293,7 +293,7 @@ def _show_what_if(answer: WhatIf) -> None:
 
 
 def _plot(answer: WhatIf, path: Path) -> None:
-    with require_extra("plot"):
+    with require_extra("plots"):
         from matplotlib.figure import Figure
 
         from hsdopt.plots import save_figure, style, what_if_curve

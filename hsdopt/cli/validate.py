@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,13 +13,16 @@ from hsdopt.cli.common import (
     load_plan,
     load_profile,
     milliseconds,
+    new_table,
     output,
+    output_folder,
     print_json,
     progress_bar,
     require_extra,
-    status,
+    require_sources,
 )
-from hsdopt.errors import InvalidArgumentError, ProfileError
+from hsdopt.cli.faults import CHECK_FAILED, resumable
+from hsdopt.errors import HsdoptError, InvalidArgumentError
 from hsdopt.plan import LOOKUP, Adaptive, Level
 
 if TYPE_CHECKING:
@@ -48,6 +52,7 @@ Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the p
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; the profile's.")]
 MaxError = Annotated[float | None, typer.Option("--max-error", min=0, help="Exit 1 if the median error is larger.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted validation.")]
+Force = Annotated[bool, typer.Option("--force", help="Measure afresh, and replace a report that is at -o.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, sampling and bootstrap.")]
 Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
@@ -65,37 +70,49 @@ def validate(
     threads: Threads = None,
     max_error: MaxError = None,
     resume: Resume = False,
+    force: Force = False,
     seed: Seed = 0,
     output_path: Out = Path("validation"),
     as_json: Json = False,
 ) -> None:
-    """Run the chosen plan and its rivals on held-out prompts; compare with what was predicted."""
-    with require_extra("all"):
-        import torch
+    """Run the chosen plan and its rivals on held-out prompts; compare with what was predicted.
 
-        from hsdopt.profiling import measure_plans, render_prompts
+    Every run is saved as soon as it is done: stopped in the middle, the same command with --resume goes on.
+    """
+    with require_extra("all"):
+        from hsdopt.profiling import check_room, measure_plans, render_prompts
+        from hsdopt.profiling.hardware import require_same_device, use_threads
         from hsdopt.runtime import load_models
     profiled = load_profile(profile)
     if max_new_tokens is not None:
         profiled = replace(profiled, setting=profiled.setting.model_copy(update={"max_new_tokens": max_new_tokens}))
+    require_sources(profiled)
     where = profiled.models[profiled.target].device if device is None else device
-    torch.set_num_threads(threads or int(profiled.provenance.get("threads") or torch.get_num_threads()))
-    _check_device(profiled, where)
+    use_threads(threads, profiled.provenance)
+    require_same_device(dict(profiled.provenance), where)
     workload = _workload(profiled, prompts, max_prompts)
+    place = _Place(output_folder(output_path), resume=resume)
+    finished = place.finished()
+    if finished is not None:
+        _require_same(finished, _asked(profiled, workload, seed), place.report)
+        typer.echo(f"{place.report} is complete already", err=True)
+        _print(finished, place.folder, as_json=as_json)
+        _check_error(finished, max_error)
+        return
+    place.clear(force=force)
     solution, plans = _plans(profiled, plan or (), suite)
-    output_path.mkdir(parents=True, exist_ok=True)
     models = load_models(profiled, device=where)
     rendered = render_prompts(workload, models[profiled.target])
-    with progress_bar() as progress:
-        traces = output_path / "traces.partial"
-        timed = _traced(profiled, models, rendered, traces, resume=resume, progress=progress)
+    check_room(models, rendered.values(), profiled.setting.max_new_tokens)
+    with resumable(place.runs, place.traces), progress_bar() as progress:
+        timed = _traced(profiled, models, rendered, place.traces, resume=resume, progress=progress)
         measured = measure_plans(
             plans,
             models,
             list(rendered.values()),
             setting=profiled.setting,
             repeats=repeats,
-            journal=output_path / "runs.partial",
+            journal=place.runs,
             resume=resume,
             seed=seed,
             progress=progress,
@@ -107,20 +124,58 @@ def validate(
         why=solution.why,
         warnings=solution.warnings,
     )
-    _write(report, profiled, output_path)
-    if as_json:
-        print_json(report)
-    else:
-        _show(report, output_path)
+    _write(report, profiled, place)
+    _print(report, place.folder, as_json=as_json)
     _check_error(report, max_error)
 
 
-def _check_device(profiled: Profile, device: str) -> None:
-    from hsdopt.profiling.hardware import same_device
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The folder of a report, and the journals of its measurements."""
 
-    fault = same_device(dict(profiled.provenance), device)
-    if fault is not None:
-        raise ProfileError(f"expected a profile of this machine; {fault}: profile again here")
+    folder: Path
+    resume: bool
+
+    @property
+    def traces(self) -> Path:
+        """What every model says along the target's outputs."""
+        return self.folder / "traces.partial"
+
+    @property
+    def runs(self) -> Path:
+        """The timed runs."""
+        return self.folder / "runs.partial"
+
+    @property
+    def report(self) -> Path:
+        """What is there once all is done."""
+        return self.folder / "report.json"
+
+    def finished(self) -> dict[str, Any] | None:
+        """Return the finished report that --resume finds, or None."""
+        if not self.resume or self.traces.exists() or not self.report.exists():
+            return None
+        try:
+            report = json.loads(self.report.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise HsdoptError(f"expected a report in {self.report}; {error}: replace it with --force") from error
+        return dict(report)
+
+    def clear(self, *, force: bool) -> None:
+        """Refuse to replace a finished report unless told; forget unfinished measurements when told."""
+        if force and self.resume:
+            raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
+        if force:
+            self.finish()
+        elif self.report.exists() and not self.traces.exists():
+            raise HsdoptError(
+                f"{self.folder} holds a finished report; name another folder with -o, or replace it with --force"
+            )
+
+    def finish(self) -> None:
+        """Delete the journals: what they hold stands in the report."""
+        for path in (self.runs, self.traces):
+            path.unlink(missing_ok=True)
 
 
 def _workload(profiled: Profile, prompts: str | None, count: int | None) -> Workload:
@@ -150,6 +205,8 @@ def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solutio
     for plan in plans:
         for name in plan.models:
             profiled.require(name)
+        if plan.target != profiled.target:
+            raise InvalidArgumentError(f"expected plans that end in the target {profiled.target}; got {plan.label}")
     return solution, list(dict.fromkeys(plans))
 
 
@@ -252,36 +309,50 @@ def _mismatches(
 def _provenance(profiled: Profile, workload: Workload, device: str, seed: int) -> dict[str, Any]:
     from hsdopt.profiling.hardware import provenance
 
+    models = {name: info.source for name, info in profiled.models.items()}
+    return {**provenance(device), **_asked(profiled, workload, seed), "workload": workload.name, "models": models}
+
+
+def _asked(profiled: Profile, workload: Workload, seed: int) -> dict[str, Any]:
+    """Return what tells one validation from another, as its report keeps it."""
     return {
-        **provenance(device),
-        "workload": workload.name,
         "workload_sha256": workload.sha256,
         "prompts": [prompt.id for prompt in workload],
         "setting": profiled.setting.model_dump(),
-        "models": {name: info.source for name, info in profiled.models.items()},
         "seed": seed,
         "profile": {key: profiled.provenance.get(key) for key in ("date", "command", "workload_sha256")},
     }
 
 
-def _write(report: dict[str, Any], profiled: Profile, directory: Path) -> None:
+def _require_same(report: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
+    stored = report.get("provenance", {})
+    for what, value in asked.items():
+        if stored.get(what) != value:
+            raise HsdoptError(
+                f"{path} is complete, but of another {what}: name another folder with -o, or replace it with --force"
+            )
+
+
+def _write(report: dict[str, Any], profiled: Profile, place: _Place) -> None:
     """Write report and figures; the journals go only when everything else is there."""
     from hsdopt.plots import report_figures
     from hsdopt.report import write_report
 
-    write_report(report, report_figures(report, profiled), directory)
-    for name in ("traces.partial", "runs.partial"):
-        (directory / name).unlink(missing_ok=True)
+    write_report(report, report_figures(report, profiled), place.folder)
+    place.finish()
+
+
+def _print(report: dict[str, Any], directory: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        _show(report, directory)
 
 
 def _show(report: dict[str, Any], directory: Path) -> None:
     """Print the plans, fastest first, and where the report is."""
-    from rich.table import Table
-
-    table = Table(title="measured against predicted, ms per token", title_justify="left")
-    table.add_column("plan", overflow="fold")
-    for heading in ("measured", "95 % interval", "predicted", "error", "tokens/pass", "speed-up"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("measured", "95 % interval", "predicted", "error", "tokens/pass", "speed-up")
+    table = new_table("plan", *headings)
     for row in report["plans"]:
         table.add_row(
             row["plan"],
@@ -292,12 +363,13 @@ def _show(report: dict[str, Any], directory: Path) -> None:
             _or_blank(row["tokens_per_pass"], lambda tokens: f"{tokens:.2f}"),
             _or_blank(row.get("speedup"), lambda ratio: f"{ratio:.2f}"),
         )
-    console = output()
-    console.print(table)
     summary = report["summary"]
-    regret = _or_blank(summary["regret"], lambda value: f"{value:+.1%}") or "needs 2 repeats"
-    console.print(f"median error {summary['median_error']:.1%}, regret of the pick {regret}")
-    console.print(f"report: {directory / 'report.html'}")
+    error = _or_blank(summary["median_error"], lambda value: f"{value:.1%}") or "unknown"
+    regret = _or_blank(summary["regret"], lambda value: f"{value:+.1%}") or "unknown (needs 2 repeats)"
+    typer.echo("ms per token, fastest plan first")
+    output().print(table)
+    typer.echo(f"median error {error}, regret of the pick {regret}")
+    typer.echo(f"report: {directory / 'report.html'}")
 
 
 def _or_blank(value: float | None, text: Callable[[float], str]) -> str:
@@ -306,6 +378,7 @@ def _or_blank(value: float | None, text: Callable[[float], str]) -> str:
 
 def _check_error(report: dict[str, Any], limit: float | None) -> None:
     error = report["summary"]["median_error"]
-    if limit is not None and error > limit:
-        status().print(f"median error {error:.1%} is above --max-error {limit:.1%}")
-        raise typer.Exit(1)
+    if limit is not None and (error is None or error > limit):
+        shown = "unknown, so not below" if error is None else f"{error:.1%}, above"
+        typer.echo(f"hsdopt: median error is {shown} --max-error {limit:.1%}", err=True)
+        raise typer.Exit(CHECK_FAILED)
