@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-Kind = Literal["prefill", "pass", "lookup", "verify", "cut"]
+Kind = Literal["encode", "prefill", "pass", "lookup", "verify", "cut"]
 FinishReason = Literal["length", "eos", "stop", "cancelled"]
 
 
@@ -19,9 +19,10 @@ class Event:
 
     Attributes
     ----------
-    kind : {"prefill", "pass", "lookup", "verify", "cut"}
-        A pass over the prompt; any later pass; one request to a lookup drafter; what a verify pass made of one
-        drafter's tokens (it follows the pass, one per segment of the row); tokens taken back though they were held.
+    kind : {"encode", "prefill", "pass", "lookup", "verify", "cut"}
+        The encoder's pass over the prompt; the first pass, over a prompt or a decoder's first token; any later
+        pass; one request to a lookup drafter; what a verify pass made of one drafter's tokens (it follows the pass,
+        one per segment of the row); tokens taken back though they were held.
     model : str
         Who made the pass, verified, or held the tokens.
     new_tokens, context : int

@@ -76,7 +76,8 @@ def generate(
     models : mapping of str to Model
         At least the models that the plan names.
     prompt : str or sequence of int
-        A text, which the target's tokenizer encodes as it is (render a chat with its template first), or token ids.
+        A text, which the target's tokenizer encodes as it is (render a chat with its template first), or token ids;
+        what the encoder reads in an encoder-decoder model.
     max_new_tokens : int
         The most tokens to write.
     temperature, top_p, top_k, min_p, repetition_penalty, processors
@@ -118,7 +119,7 @@ def generate(
     check_prompt(ids, target, max_new_tokens)
     sampling = Sampling(temperature, top_p, top_k, min_p, repetition_penalty, tuple(processors))
     ends: AbstractSet[int] = frozenset() if ignore_eos else target.eos
-    work = Workspace(named, ids, cancel=cancel, sessions=sessions)
+    work = Workspace(named, ids, start=target.start, cancel=cancel, sessions=sessions)
     scheme = _scheme(plan, work, sampling, Chance(seed) if dice is None else dice, ends)
     output = _Output(max_new_tokens, ends, _stop_finder(stop, target), on_token)
     with torch.inference_mode():

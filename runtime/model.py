@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from hsdopt.errors import ModelError, VocabularyError
+from hsdopt.runtime.encoder_decoder import EncoderDecoderSession, PromptedLookup, start_ids
 from hsdopt.runtime.lookup import Bigrams, Lookup, LookupSession
-from hsdopt.runtime.session import Session, croppable_cache, max_positions
+from hsdopt.runtime.session import Session, max_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +46,8 @@ class Model:
         How weights are held: ``"float32"``, ``"bfloat16"``, ``"int8"``, ``"int4"``, ...; ``"none"`` without any.
     lookup : Lookup or None
         How a lookup drafter searches, and its bigrams.
+    start : tuple of int or None
+        The ids that the decoder of an encoder-decoder network starts from; None if the prompt is the start.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Model:
     fingerprint: str
     precision: str
     lookup: Lookup | None = None
+    start: tuple[int, ...] | None = None
 
     @classmethod
     def of(
@@ -79,10 +83,9 @@ class Model:
         CacheError
             If the network's cache cannot be cropped.
         """
-        croppable_cache(network, name)
         rows = int(network.config.get_text_config(decoder=True).vocab_size)
         size = rows if tokenizer is None else min(rows, 1 + max(tokenizer.get_vocab().values()))
-        return cls(
+        made = cls(
             name=name,
             source=source,
             kind="transformers",
@@ -95,7 +98,10 @@ class Model:
             bytes=tensor_bytes([network]),
             fingerprint=fingerprint(tokenizer, size),
             precision=str(network.dtype).removeprefix("torch.") if precision is None else precision,
+            start=start_ids(network, name),
         )
+        made.network_session()  # refuses caches that cannot be cropped
+        return made
 
     @classmethod
     def of_lookup(cls, lookup: Lookup, like: Model, *, name: str = "lookup", source: str = "lookup") -> Model:
@@ -114,6 +120,7 @@ class Model:
             fingerprint=like.fingerprint,
             precision="none",
             lookup=lookup,
+            start=like.start,
         )
 
     def with_bigrams(self, bigrams: Bigrams) -> Model:
@@ -138,9 +145,15 @@ class Model:
         """Where the network's weights are."""
         return None if self.network is None else self.network.device
 
+    def opening(self, prompt: Sequence[int]) -> list[int]:
+        """Return the ids that the sequence starts with: the prompt's, or the decoder's start."""
+        return list(prompt if self.start is None else self.start)
+
     def session(self) -> Session | LookupSession:
-        """Open a new session with an empty cache."""
-        return self.network_session() if self.lookup is None else self.lookup.session()
+        """Open a new session with an empty cache; call its `begin` with the prompt."""
+        if self.lookup is None:
+            return self.network_session()
+        return self.lookup.session() if self.start is None else PromptedLookup(self.lookup, len(self.start))
 
     def network_session(self) -> Session:
         """Open a new session of a network.
@@ -152,7 +165,8 @@ class Model:
         """
         if self.network is None:
             raise ModelError(f"expected a network to score tokens; {self.name} is a lookup drafter")
-        return Session(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
+        kind = Session if self.start is None else EncoderDecoderSession
+        return kind(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
 
 
 def tensor_bytes(networks: Iterable[torch.nn.Module]) -> int:
@@ -181,7 +195,14 @@ def check_vocabulary(target: Model, drafter: Model) -> None:
     ------
     VocabularyError
         If they differ; the message names the first id where they do, and both tokens.
+    ModelError
+        If one is an encoder-decoder and the other is not, or their decoders start differently.
     """
+    if target.start != drafter.start:
+        raise ModelError(
+            f"expected {drafter.name} to start from {_start(target)} like {target.name}; got {_start(drafter)}:"
+            " use a drafter of the target's kind"
+        )
     if target.fingerprint == drafter.fingerprint:
         return
     ours, theirs = (_token_strings(model.tokenizer, model.vocab_size) for model in (target, drafter))
@@ -195,6 +216,10 @@ def check_vocabulary(target: Model, drafter: Model) -> None:
         f"expected one vocabulary for {target.name} and {drafter.name}; {where}:"
         " use a drafter made for the target's tokenizer"
     )
+
+
+def _start(model: Model) -> str:
+    return "the prompt" if model.start is None else f"decoder ids {list(model.start)}"
 
 
 def _token_strings(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int) -> dict[int, str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 from huggingface_hub import HfApi, snapshot_download
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.profiles import Profile
@@ -137,7 +137,8 @@ class _Loader:
             options["gguf_file"] = gguf
         dtype = self.dtype or (torch.float32 if gguf else "auto")
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
+        kind = AutoModelForCausalLM if gguf or not _encodes(folder, options) else AutoModelForSeq2SeqLM
+        network = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
         if gguf is not None:
             network = builtin.unquantised(network)
         return network.to(self.device).eval().requires_grad_(requires_grad=False), tokenizer
@@ -236,6 +237,10 @@ def _check_weights(source: str, folder: Path, gguf: str | None) -> None:
             f"expected safetensors weights in {source}; found {found}: pickled weights are never read,"
             " convert them with save_pretrained"
         )
+
+
+def _encodes(folder: Path, options: dict[str, object]) -> bool:
+    return bool(AutoConfig.from_pretrained(folder, **options).is_encoder_decoder)
 
 
 def _stored_bytes(path: Path, dtype: torch.dtype | None, gguf: str | None) -> int:

@@ -140,19 +140,31 @@ def without_layers(network: PreTrainedModel, skipped: Sequence[int]) -> PreTrain
     InvalidArgumentError
         If a number is outside the network's layers, or no layer would be left.
     """
-    count = int(network.config.get_text_config(decoder=True).num_hidden_layers)
+    count = decoder_layers(network)
     kept = [index for index in range(count) if index not in set(skipped)]
     if not kept or not all(0 <= index < count for index in skipped):
         raise InvalidArgumentError(f"expected layers from 0 to {count - 1} to skip, not all; got {list(skipped)}")
     memo: dict[int, object] = {id(weight): weight for weight in (*network.parameters(), *network.buffers())}
     made = copy.deepcopy(network, memo)
-    _keep_layers(made, count, kept)
+    _keep_layers(_decoder(made), count, kept)
     return made
+
+
+def decoder_layers(network: PreTrainedModel) -> int:
+    """Return how many layers the network's decoder has."""
+    return int(_decoder(network).config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _decoder(network: PreTrainedModel) -> PreTrainedModel:
+    """Return the decoder of an encoder-decoder, else the network itself."""
+    return network.get_decoder() if network.config.is_encoder_decoder else network
 
 
 def _keep_layers(network: PreTrainedModel, count: int, kept: list[int]) -> None:
     stacks = [(owner, name, child) for owner in network.modules() for name, child in owner.named_children()]
     stacks = [s for s in stacks if isinstance(s[2], nn.ModuleList) and len(s[2]) == count]
+    inner = {id(part) for _, _, stack in stacks for layer in stack for part in layer.modules()}
+    stacks = [s for s in stacks if id(s[2]) not in inner]  # parts of a layer may be as many
     if len(stacks) != 1:
         raise ModelError(
             f"expected one list of {count} layers in {type(network).__name__}; found {len(stacks)}: use another copy"
@@ -163,11 +175,12 @@ def _keep_layers(network: PreTrainedModel, count: int, kept: list[int]) -> None:
         for module in layer.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = new  # the place of its keys and values in the cache
-    config = network.config.get_text_config(decoder=True)
+    # of a flat encoder-decoder configuration get_text_config gives a copy
+    config = network.config if network.config.is_encoder_decoder else network.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         config.layer_types = [kinds[index] for index in kept]
-    config.num_hidden_layers = len(kept)
+    setattr(config, "decoder_layers" if hasattr(config, "decoder_layers") else "num_hidden_layers", len(kept))
 
 
 def _cast_own(module: nn.Module) -> None:

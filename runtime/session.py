@@ -6,7 +6,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache
@@ -17,7 +17,7 @@ from hsdopt.errors import CacheError, InvalidArgumentError, ModelError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedConfig, PreTrainedModel
+    from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 
 _FIRST_ROOM = 256
@@ -38,12 +38,15 @@ class Pass:
         Wall-clock time of the whole call: cropping, tensors, network, synchronisation.
     prefill : bool
         Whether the cache was empty, as it is for a prompt.
+    encoder : bool
+        Whether it was the encoder's, over the prompt of an encoder-decoder network.
     """
 
     new_tokens: int
     context: int
     seconds: float
     prefill: bool
+    encoder: bool = False
 
 
 class Session:
@@ -79,8 +82,8 @@ class Session:
         self.max_positions = max_positions
         self.passes: list[Pass] = []
         self._network = network
-        self._cache = croppable_cache(network, name)
         self._tokens: list[int] = []
+        self._cache = self._empty_cache()
         self._keyword = str(_cache_keyword(network))
         self._keeps = "logits_to_keep" in inspect.signature(network.forward).parameters
         self._device = network.device
@@ -98,6 +101,10 @@ class Session:
     def pending(self, sequence: Sequence[int]) -> int:
         """Return the number of tokens that the next pass over `sequence` feeds; at least one."""
         return len(sequence) - min(_common_prefix(self._tokens, sequence), len(sequence) - 1)
+
+    def begin(self, prompt: Sequence[int]) -> None:  # noqa: ARG002 -- only encoders read it here
+        """Make ready for a new prompt, which `forward` is to feed: empty the cache."""
+        self.crop(0)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` cached tokens (all of them, if there are fewer).
@@ -156,19 +163,28 @@ class Session:
             )
 
     def _feed(self, fed: list[int], n_logits: int) -> torch.Tensor:
-        ids = torch.tensor([fed], device=self._device)
-        arguments = {self._keyword: self._cache, "use_cache": True}
+        arguments = self._inputs(torch.tensor([fed], device=self._device))
+        arguments |= {self._keyword: self._cache, "use_cache": True}
         if self._keeps:
             arguments["logits_to_keep"] = n_logits
         try:
             with torch.inference_mode():
-                logits: torch.Tensor = self._network(ids, **arguments).logits
+                logits: torch.Tensor = self._network(**arguments).logits
         except BaseException:
             # a pass broken off may have fed some layers only: start afresh rather than answer wrongly
-            self._cache = croppable_cache(self._network, self.name)
-            self._tokens = []
+            self._restart()
             raise
         return logits[0, -n_logits:, : self.vocab_size]
+
+    def _restart(self) -> None:
+        self._cache = self._empty_cache()
+        self._tokens = []
+
+    def _empty_cache(self) -> Cache:
+        return croppable_cache(self._network, self.name)
+
+    def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
+        return {"input_ids": ids}
 
     def _synchronise(self) -> None:
         if self._device.type == "cuda":

@@ -38,7 +38,9 @@ class Workspace:
     models : mapping of str to Model
         The models of the plan, by name.
     prompt : sequence of int
-        The ids that the sequence starts with.
+        The ids that every session is opened on.
+    start : sequence of int or None
+        The ids that the sequence starts with, if not the prompt's (as for the decoder behind an encoder).
     cancel : callable or None
         Asked before every pass; True breaks the generation off.
     sessions : mapping of str to session, or None
@@ -49,7 +51,7 @@ class Workspace:
     tokens : list of int
         The sequence; append to it, and take back with `cut`.
     prompt_length : int
-        How many of them are the prompt.
+        How many of them were there before any output: those of the prompt, or of `start`.
     events : list of Event
         The log.
     """
@@ -59,11 +61,13 @@ class Workspace:
         models: Mapping[str, Model],
         prompt: Sequence[int],
         *,
+        start: Sequence[int] | None = None,
         cancel: Callable[[], bool] | None = None,
         sessions: Mapping[str, Session | LookupSession] | None = None,
     ) -> None:
-        self.tokens = list(prompt)
-        self.prompt_length = len(prompt)
+        self._prompt = tuple(prompt)
+        self.tokens = list(prompt if start is None else start)
+        self.prompt_length = len(self.tokens)
         self.events: list[Event] = []
         self._cancel = cancel
         self._models = models
@@ -83,22 +87,31 @@ class Workspace:
         return 2**62 if limit is None else limit - len(self.tokens)
 
     def prefill(self, name: str) -> torch.Tensor | None:
-        """Feed the prompt to an empty session; return logits [1, vocab] of its end.
+        """Open a session on the prompt and feed what the sequence starts with; return logits [1, vocab] of its end.
 
         None if the model is a lookup drafter, or if the prompt is too long for it.
         """
         started = perf_counter()
-        prompt = self.tokens[: self.prompt_length]
-        logits = None
-        if self.proposes(name):
-            cast("LookupSession", self._sessions[name]).begin(prompt)
-            self._indexed = len(prompt)
-        elif self.room(name) >= len(prompt) - len(self.tokens):
-            logits = self._forward(name, prompt, 1)
-        else:
+        opening = self.tokens[: self.prompt_length]
+        if not self.proposes(name) and self.room(name) < len(opening) - len(self.tokens):
             return None
-        self.events.append(Event("prefill", name, len(prompt), seconds=perf_counter() - started))
+        self._sessions[name].begin(self._prompt)
+        if self.proposes(name):
+            self._indexed = self.prompt_length
+            logits = None
+        else:
+            started = self._log_encoder(name, started)
+            logits = self._forward(name, opening, 1)
+        self.events.append(Event("prefill", name, len(opening), seconds=perf_counter() - started))
         return logits
+
+    def _log_encoder(self, name: str, started: float) -> float:
+        """Log the encoder's pass if there was one; return when the decoder's prefill started."""
+        if self._models[name].start is None:
+            return started
+        encoded = perf_counter()
+        self.events.append(Event("encode", name, len(self._prompt), seconds=encoded - started))
+        return encoded
 
     def credit_prefill(self, name: str) -> None:
         """Log that the prefill of `name` gave a token."""
@@ -201,13 +214,14 @@ def check_prompt(prompt: Sequence[int], target: Model, max_new_tokens: int) -> N
     InvalidArgumentError
         If the prompt is empty, has ids outside the vocabulary, or leaves no room for the output.
     """
+    before = len(prompt if target.start is None else target.start)
     if not prompt:
         raise InvalidArgumentError("expected a prompt of at least 1 token; got none")
     odd = next((token for token in prompt if not 0 <= token < target.vocab_size), None)
     if odd is not None:
         raise InvalidArgumentError(f"expected token ids from 0 to {target.vocab_size - 1} in the prompt; got {odd}")
-    if target.max_positions is not None and len(prompt) + max_new_tokens > target.max_positions:
+    if target.max_positions is not None and before + max_new_tokens > target.max_positions:
         raise InvalidArgumentError(
             f"expected prompt and output within the {target.max_positions} positions of {target.name};"
-            f" got {len(prompt)} + {max_new_tokens} tokens: shorten one of them"
+            f" got {before} + {max_new_tokens} tokens: shorten one of them"
         )

@@ -38,6 +38,9 @@ class MockSession:
     def tokens(self) -> tuple[int, ...]:
         return tuple(self._tokens)
 
+    def begin(self, prompt: Sequence[int]) -> None:
+        del self._tokens[:], prompt
+
     def crop(self, length: int) -> None:
         del self._tokens[length:]
 
@@ -63,6 +66,7 @@ class MockModel:
     tokenizer: object = None
     source: str = "mock"
     fingerprint: str = "mock"
+    start: None = None
 
     def session(self) -> MockSession:
         return MockSession(self.score, self.max_positions)
@@ -108,6 +112,7 @@ class TableLookup:
     source: str = "mock"
     tokenizer: object = None
     max_positions: int | None = None
+    start: None = None
 
     @property
     def vocab_size(self) -> int:

@@ -27,7 +27,7 @@ PLANS = ("t", "t(s:4)", "t(lookup:5)", "t(m:6(s:3))", "t(m:4(lookup:3), s:2)", "
 @lru_cache
 def family(architecture: str) -> dict[str, Model]:
     made = {
-        name: tiny_model(0, name=name, noise=noise, architecture=architecture, layers=4)
+        name: tiny_model(0, name=name, noise=noise, architecture=architecture)
         for name, noise in (("t", 0.0), ("m", 0.02), ("s", 0.05))
     }
     return {**made, LOOKUP: Model.of_lookup(Lookup(), made["t"])}
@@ -45,10 +45,9 @@ def reference(model: Model, prompt: list[int], count: int) -> list[int]:
 def test_greedy_output_is_that_of_transformers(architecture: str, plan: str) -> None:
     rng = random.Random(f"{architecture} {plan}")
     models = family(architecture)
-    for length in (1, 2 * WINDOW + 3):
-        prompt = [rng.randrange(3, VOCAB) for _ in range(length)]
-        output = generate(plan, models, prompt, max_new_tokens=3 * WINDOW + 1)
-        assert list(output.tokens) == reference(models["t"], prompt, 3 * WINDOW + 1)
+    prompt = [rng.randrange(3, VOCAB) for _ in range(rng.choice((1, 2 * WINDOW + 3)))]
+    output = generate(plan, models, prompt, max_new_tokens=2 * WINDOW + 5)
+    assert list(output.tokens) == reference(models["t"], prompt, 2 * WINDOW + 5)
 
 
 @pytest.mark.parametrize("architecture", WINDOWED)
@@ -93,7 +92,7 @@ def words(count: int, *, swapped: tuple[int, int] = (0, 0)) -> PreTrainedTokeniz
     vocab = {f"w{index}": index for index in range(count)}
     one, other = swapped
     vocab[f"w{one}"], vocab[f"w{other}"] = other, one
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab, unk_token="w0")), unk_token="w0")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(vocab)))
 
 
 def test_rows_that_are_padded_differently_do_not_count() -> None:

@@ -145,7 +145,7 @@ def _t5(shared: dict[str, Any], layers: int) -> dict[str, Any]:
     size = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2, "num_decoder_layers": layers}
     bias = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 32}
     ids = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": shared["eos_token_id"]}
-    return {**size, **bias, **ids, "vocab_size": shared["vocab_size"], "dropout_rate": 0.0, "initializer_factor": 2.0}
+    return {**size, **bias, **ids, "vocab_size": shared["vocab_size"], "dropout_rate": 0.0, "initializer_factor": 4.0}
 
 
 def _perturb(network: torch.nn.Module, noise: float, seed: int) -> None:
