@@ -33,6 +33,8 @@ class PromptTrace:
         Per model, see `hsdopt.acceptance.Traces`.
     surprise, overlap, ratio : mapping of "drafter<tab>verifier" to list
         Per pair.
+    before : int or None
+        Tokens before the output in the sequence that is scored; those of the prompt unless given.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +45,7 @@ class PromptTrace:
     surprise: dict[str, list[float]] = field(default_factory=dict)
     overlap: dict[str, list[float]] = field(default_factory=dict)
     ratio: dict[str, list[float]] = field(default_factory=dict)
+    before: int | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return plain JSON values; `from_record` reads them back."""
@@ -51,7 +54,7 @@ class PromptTrace:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PromptTrace:
         """Return the trace that `to_record` wrote."""
-        fields = {name: record[name] for name in cls.__slots__}
+        fields = {name: record[name] for name in cls.__slots__ if name in record}
         return cls(**{**fields, "prompt": tuple(fields["prompt"]), "tokens": tuple(fields["tokens"])})
 
 
@@ -72,7 +75,8 @@ def score_output(
         Temperature and filters, applied to every model with each position's own prefix.
     """
     scores = {name: _Scores.of(model, prompt, tokens, setting) for name, model in models.items()}
-    trace = PromptTrace(tuple(prompt), tuple(tokens))
+    before = next((len(model.opening(prompt)) for model in models.values()), len(prompt))
+    trace = PromptTrace(tuple(prompt), tuple(tokens), before=before)
     for name, score in scores.items():
         greedy_target = name == target and setting.temperature == 0
         trace.choice[name] = list(tokens) if greedy_target else score.choice.tolist()
@@ -96,11 +100,14 @@ class _Scores:
 
     @classmethod
     def of(cls, model: Model, prompt: Sequence[int], tokens: Sequence[int], setting: Setting) -> _Scores:
-        sequence = [*prompt, *tokens]
-        logits = model.network_session().forward(sequence[:-1], n_logits=len(tokens)).float()
+        opening = model.opening(prompt)
+        sequence = [*opening, *tokens]
+        session = model.network_session()
+        session.begin(prompt)
+        logits = session.forward(sequence[:-1], n_logits=len(tokens)).float()
         sampling = Sampling(**setting.model_dump(exclude={"max_new_tokens"}))
-        choice = sampling.scores(logits, sequence, len(prompt)).argmax(dim=-1)
-        law = sampling.laws(logits, sequence, len(prompt))
+        choice = sampling.scores(logits, sequence, len(opening)).argmax(dim=-1)
+        law = sampling.laws(logits, sequence, len(opening))
         raw = torch.log_softmax(logits, dim=-1)
         return cls(raw, law, choice, raw.amax(dim=-1).exp())
 
@@ -136,7 +143,8 @@ def assemble(traces: Sequence[PromptTrace], *, lookup: Callable[[int], Lookup] |
         output out of the table); None for no lookup drafter.
     """
     lengths = [len(trace.tokens) for trace in traces]
-    context = [len(trace.prompt) + index for trace in traces for index in range(len(trace.tokens))]
+    before = [len(trace.prompt) if trace.before is None else trace.before for trace in traces]
+    context = [start + index for start, length in zip(before, lengths, strict=True) for index in range(length)]
     fields: dict[str, Any] = {
         "tokens": _join([list(trace.tokens) for trace in traces], np.int64),
         "prompt": np.repeat(np.arange(len(traces)), lengths),

@@ -15,12 +15,13 @@ from hsdopt.runtime.lookup import Lookup, LookupSession
 from hsdopt.runtime.model import Model
 from hsdopt.runtime.session import Session
 
-__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "fitting", "measure_costs"]
+__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "encoder_seconds", "fitting", "measure_costs"]
 
 NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
 """Numbers of new tokens at which passes are timed."""
 
 _LOOKUP_DRAFT = 10
+_ENCODER_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ def measure_costs(
     contexts: Sequence[int],
     repeats: int,
     text: Sequence[int],
+    prompt: Sequence[int] | None = None,
     lookup: Lookup | None = None,
     done: Iterable[tuple[str, int, int, int]] = (),
     seed: int = 0,
@@ -90,6 +92,8 @@ def measure_costs(
         Timings of each cell.
     text : sequence of int
         Token ids to fill the caches with; repeated where it is too short.
+    prompt : sequence of int, optional
+        What encoders read before the decoder's passes are timed; what fills the caches if not given.
     lookup : Lookup, optional
         Times requests of the lookup drafter too.
     done : iterable of (model, tokens, context, repeat)
@@ -103,7 +107,9 @@ def measure_costs(
     cells = [(context, count) for context in contexts for count in tokens]
     rng = np.random.default_rng(seed)
     benches = {
-        (name, context): _Bench(model, filler, context) for name, model in models.items() for context in contexts
+        (name, context): _Bench(model, filler, context, filler if prompt is None else prompt)
+        for name, model in models.items()
+        for context in contexts
     }
     fits = {name: fitting(model, tokens, contexts) for name, model in models.items()}
     for repeat in range(repeats):
@@ -129,16 +135,36 @@ def collect(records: Iterable[CostRecord]) -> dict[str, tuple[CostSample, ...]]:
     return {name: tuple(taken) for name, taken in samples.items()}
 
 
+def encoder_seconds(models: Mapping[str, Model], prompts: Iterable[Sequence[int]]) -> dict[str, float]:
+    """Return the seconds that every encoder takes once per prompt, at three of their lengths.
+
+    Keys read "encoder of NAME, 80 tokens"; there are none for models without an encoder.
+    """
+    by_length = {len(prompt): prompt for prompt in prompts}
+    lengths = sorted(by_length)
+    taken: dict[str, float] = {}
+    for name, model in models.items():
+        session = model.network_session()
+        for length in sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}):
+            for _ in range(_ENCODER_REPEATS):
+                session.begin(by_length[length])
+            seconds = [made.seconds for made in session.passes[-_ENCODER_REPEATS:] if made.encoder]
+            if seconds:
+                taken[f"encoder of {name}, {length} tokens"] = float(np.median(seconds))
+    return taken
+
+
 class _Bench:
     """A session whose cache holds exactly `context` tokens before every timed pass."""
 
-    def __init__(self, model: Model, filler: Sequence[int], context: int) -> None:
+    def __init__(self, model: Model, filler: Sequence[int], context: int, prompt: Sequence[int]) -> None:
         self._session: Session | None = None
-        self._model, self._filler, self._context = model, filler, context
+        self._model, self._filler, self._context, self._prompt = model, filler, context, prompt
 
     def time(self, count: int) -> float:
         if self._session is None:
             self._session = self._model.network_session()
+            self._session.begin(self._prompt)
             self._session.forward(self._filler[: self._context])
             self._pass(self._session, 1)  # the first pass after a prefill allocates; it is not a sample
         return self._pass(self._session, count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,15 @@ from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.plan import LOOKUP, Level
 from hsdopt.profiles import ModelInfo, Profile, Setting
 from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
-from hsdopt.profiling.cost import NEW_TOKENS, CostRecord, choose_contexts, collect, fitting, measure_costs
+from hsdopt.profiling.cost import (
+    NEW_TOKENS,
+    CostRecord,
+    choose_contexts,
+    collect,
+    encoder_seconds,
+    fitting,
+    measure_costs,
+)
 from hsdopt.profiling.hardware import device_name, provenance
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.workload import Workload, render
@@ -140,6 +148,7 @@ def profile(
         tokens=task.tokens,
         contexts=task.contexts,
         repeats=task.repeats,
+        prompt=sorted(task.prompts.values(), key=len)[len(task.prompts) // 2],
         table=lookup,
         report=lambda done: report("pass costs", done, task.cells),
     )
@@ -235,7 +244,8 @@ def _settle(
     limit = min((model.max_positions for model in chosen.values() if model.max_positions is not None), default=None)
     if contexts is None:
         most = None if limit is None else limit - counts[-1]
-        where = choose_contexts([len(ids) for ids in prompts.values()], setting.max_new_tokens, most=most)
+        starts = [len(models[target].opening(ids)) for ids in prompts.values()]
+        where = choose_contexts(starts, setting.max_new_tokens, most=most)
     else:
         where = tuple(sorted(set(contexts)))
         _check_contexts(where, chosen)
@@ -255,10 +265,10 @@ def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ..
     return {prompt.id: tuple(render(prompt, target.tokenizer)) for prompt in workload}
 
 
-def check_room(models: Mapping[str, Model], prompts: Iterable[Sequence[int]], max_new_tokens: int) -> None:
+def check_room(models: Mapping[str, Model], prompts: Collection[Sequence[int]], max_new_tokens: int) -> None:
     """Raise ModelError if a model's positions do not hold the longest prompt and its output."""
-    longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     for name, model in models.items():
+        longest = max(len(model.opening(prompt)) for prompt in prompts) + max_new_tokens
         if model.max_positions is not None and model.max_positions < longest:
             raise ModelError(
                 f"{name}: expected room for the longest prompt and its output, {longest} tokens; the model holds "
@@ -332,6 +342,7 @@ def time_passes(
     repeats: int,
     table: Bigrams | None,
     report: Callable[[int], None],
+    prompt: Sequence[int] | None = None,
 ) -> list[CostRecord]:
     """Return all cost records: those in the journal, and those it lacks, which are added to it."""
     records = [CostRecord(**record["cost"]) for record in journal.records if "cost" in record]
@@ -341,6 +352,7 @@ def time_passes(
         contexts=contexts,
         repeats=repeats,
         text=text,
+        prompt=prompt,
         lookup=None if table is None else Lookup(table),
         done=[(r.model, r.tokens, r.context, r.repeat) for r in records],
     )
@@ -368,6 +380,7 @@ def _assemble(
         samples={name: samples[name] for name in task.models},
         traces=assemble(traces, lookup=None if table is None else leave_one_out(traces)),
         lookup=table_arrays(table),
+        overhead=encoder_seconds(task.networks, task.prompts.values()),
         provenance={
             **provenance(device),
             "workload": workload.name,

@@ -16,6 +16,9 @@ from transformers import T5ForConditionalGeneration
 
 from hsdopt.errors import CacheError, ModelError
 from hsdopt.plan import LOOKUP, Bild
+from hsdopt.profiles import Setting
+from hsdopt.profiling import Prompt, Workload, profile
+from hsdopt.profiling.measure import render_prompts
 from hsdopt.runtime import Model, generate, load_models
 from hsdopt.runtime.encoder_decoder import EncoderDecoderSession, PromptedLookup
 from hsdopt.runtime.lookup import Lookup
@@ -216,3 +219,29 @@ def test_decoders_that_forget_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_end_ids_are_the_models() -> None:
     assert family()["t"].eos == frozenset({EOS})
+
+
+def test_a_profile_has_decoder_contexts_and_the_encoders_time(tmp_path: Path) -> None:
+    texts = ["a short one", "one that is a good deal longer than the first", "something between them", "and another"]
+    workload = Workload("t5", tuple(Prompt(str(index), text) for index, text in enumerate(texts)))
+    setting = Setting(max_new_tokens=10)
+    made = profile(
+        "t",
+        ["s", LOOKUP],
+        workload,
+        models=family(),
+        journal=tmp_path / "journal",
+        setting=setting,
+        tokens=(1, 2, 4),
+        repeats=1,
+    )
+    assert {sample.context for sample in made.samples["t"]} == {1, 6, 11}
+    assert made.traces.context.min() == 1
+    assert made.traces.context.max() == 10
+    prompts = list(render_prompts(workload.profiling, family()["t"]).values())
+    lengths = sorted(len(prompt) for prompt in prompts)
+    for name in ("t", "s"):
+        assert all(made.overhead[f"encoder of {name}, {length} tokens"] > 0 for length in lengths)
+    output = generate("t", family(), prompts[0], max_new_tokens=10, ignore_eos=True).tokens
+    assert made.traces.tokens[:10].tolist() == list(output)
+    assert made.traces.choice["t"][:10].tolist() == list(output)
