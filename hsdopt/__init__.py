@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hsdopt.profiles import Profile
     from hsdopt.solvers.solution import Solution
     from hsdopt.solvers.solve import solve
+    from hsdopt.solvers.what_if import sensitivities, what_if
 
 __version__ = "0.1.0"
 
@@ -25,7 +26,9 @@ __all__ = [
     "expected_latency",
     "format_plan",
     "parse_plan",
+    "sensitivities",
     "solve",
+    "what_if",
 ]
 
 _HOMES = {
@@ -36,7 +39,9 @@ _HOMES = {
     "expected_latency": "hsdopt.latency.expected",
     "format_plan": "hsdopt.plan",
     "parse_plan": "hsdopt.plan",
+    "sensitivities": "hsdopt.solvers.what_if",
     "solve": "hsdopt.solvers.solve",
+    "what_if": "hsdopt.solvers.what_if",
 }
 
 
