@@ -284,7 +284,8 @@ class Profile:
                 atomic_write(
                     traces_path(path), lambda stream: np.savez_compressed(stream, allow_pickle=False, **arrays)
                 )
-            text = _to_file(self).model_dump_json(by_alias=True, indent=1)
+            # numbers as the json module writes them, so that they read as they stood in the journal
+            text = json.dumps(_to_file(self).model_dump(mode="json", by_alias=True), indent=1)
             atomic_write(path, lambda stream: stream.write(text.encode()))
         except OSError as error:
             raise ProfileError(

@@ -1,0 +1,114 @@
+"""`hsdopt validate` on tiny models: the report, what a kill leaves, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from stack import call, kill_midway, make_stack, profile_arguments, refused
+
+from hsdopt.profiles import Profile
+from hsdopt.profiling.validate import MeasuredRun
+
+QUICK = ("--suite", "quick", "--repeats", "2")
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_stack(tmp_path_factory.mktemp("stack"))
+    call(*profile_arguments(root, root / "profile.json"))
+    return root / "profile.json"
+
+
+@pytest.fixture(scope="module")
+def finished(profile: Path) -> Path:
+    folder = profile.parent / "report"
+    call("validate", profile, *QUICK, "-o", folder)
+    return folder
+
+
+def test_the_report_has_the_agreed_keys(finished: Path) -> None:
+    report = json.loads((finished / "report.json").read_text())
+    summary = {"median_error", "p95_error", "transfer_median_error", "spearman", "regret", "speedup"}
+    assert summary <= report["summary"].keys()
+    row = {"plan", "family", "predicted_seconds_per_token", "measured_seconds_per_token", "tokens_per_pass", "error"}
+    assert all(row <= entry.keys() for entry in report["plans"])
+    assert len(report["plans"]) == 8
+    assert "big" in {entry["plan"] for entry in report["plans"]}
+    assert (finished / "report.html").stat().st_size > 10_000
+    assert (finished / "simulated-against-real.png").exists()
+    assert not list(finished.glob("*.partial"))
+
+
+def test_a_finished_report_is_kept(profile: Path, finished: Path) -> None:
+    before = (finished / "report.json").read_bytes()
+    assert "replace it with --force" in refused("validate", profile, *QUICK, "-o", finished)
+    again = call("validate", profile, *QUICK, "-o", finished, "--resume", "--json")
+    assert json.loads(again.stdout) == json.loads(before)
+    assert "complete already" in again.stderr
+    assert "of another seed" in refused("validate", profile, *QUICK, "--seed", "3", "-o", finished, "--resume")
+    assert (finished / "report.json").read_bytes() == before
+
+
+def test_max_error_decides_the_exit_code(profile: Path, finished: Path) -> None:
+    strict = call("validate", profile, "-o", finished, "--resume", "--max-error", "0", code=1)
+    assert "--max-error 0.0%" in strict.stderr
+    assert "report:" in strict.stdout
+    call("validate", profile, "-o", finished, "--resume", "--max-error", "1e9")
+
+
+def test_killed_and_resumed_keeps_every_run(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["validate", str(profile), *QUICK, "-o", str(tmp_path)]
+    journal = tmp_path / "runs.partial"
+    code = kill_midway(arguments, journal, lines=8)
+    assert code == -signal.SIGKILL
+    data = journal.read_bytes()
+    kept = [json.loads(line) for line in data[: data.rfind(b"\n")].split(b"\n")][1:]
+    assert kept
+    assert "add --resume" in refused(*arguments)
+    assert "seed = 0; this call says 4" in call(*arguments, "--resume", "--seed", "4", code=2).stderr.splitlines()[-1]
+
+    seen: list[MeasuredRun] = []
+    monkeypatch.setattr(MeasuredRun, "from_record", classmethod(remember(MeasuredRun.from_record, seen)))
+    call(*arguments, "--resume")
+    assert [json.loads(json.dumps(run.to_record())) for run in seen[: len(kept)]] == kept
+    assert len(json.loads((tmp_path / "report.json").read_text())["plans"]) == 8
+
+
+def remember(original: object, seen: list[MeasuredRun]) -> object:
+    def from_record(_cls: type, record: dict) -> MeasuredRun:
+        seen.append(original(record))
+        return seen[-1]
+
+    return from_record
+
+
+def test_refused_before_anything_runs(profile: Path, tmp_path: Path) -> None:
+    out = tmp_path / "report"
+    assert "profiled models" in refused("validate", profile, "--plan", "big(nope:2)", "-o", out)
+    assert "end in the target big" in refused("validate", profile, "--plan", "small(big:2)", "-o", out)
+    assert "out of quick, standard, full" in refused("validate", profile, "--suite", "vast", "-o", out)
+    assert "room for the longest prompt" in refused("validate", profile, "--max-new-tokens", "500", "-o", out)
+    assert "is a file" in refused("validate", profile, "-o", profile)
+    assert "which does not exist" in refused("validate", profile, "--prompts", "none.jsonl", "-o", out)
+    assert not list(out.glob("*"))
+
+
+def test_another_machine_or_thread_count_is_refused(profile: Path, tmp_path: Path) -> None:
+    stored = json.loads(profile.read_text())
+    moved = tmp_path / "profile.json"
+    for change, said in ({"threads": 3}, "with 3 threads"), ({"device": "Abacus"}, "measured on Abacus"):
+        moved.write_text(json.dumps({**stored, "provenance": {**stored["provenance"], **change}}))
+        assert said in refused("validate", moved, "--threads", "1", "-o", tmp_path / "report")
+
+
+def test_models_that_moved_away_are_named(profile: Path, tmp_path: Path) -> None:
+    stored = json.loads(profile.read_text())
+    stored["models"]["small"]["source"] = str(tmp_path / "gone")
+    moved = tmp_path / "profile.json"
+    moved.write_text(json.dumps(stored))
+    for command in (("validate", moved, "-o", tmp_path / "report"), ("check", moved)):
+        assert "expected small at" in refused(*command)
+    assert Profile.load(moved).target == "big"
