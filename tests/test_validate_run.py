@@ -109,6 +109,7 @@ def test_models_that_moved_away_are_named(profile: Path, tmp_path: Path) -> None
     stored["models"]["small"]["source"] = str(tmp_path / "gone")
     moved = tmp_path / "profile.json"
     moved.write_text(json.dumps(stored))
-    for command in (("validate", moved, "-o", tmp_path / "report"), ("check", moved)):
+    writing = ("generate", "--profile", moved, "--plan", "big", "--prompt", "Hi.")
+    for command in (("validate", moved, "-o", tmp_path / "report"), ("check", moved), writing):
         assert "expected small at" in refused(*command)
     assert Profile.load(moved).target == "big"

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hsdopt.cli.common import aliases, load_plan, load_profile, milliseconds, print_json, require_extra, status
+from hsdopt.cli.common import (
+    aliases,
+    load_plan,
+    load_profile,
+    milliseconds,
+    print_json,
+    require_extra,
+    require_sources,
+    status,
+)
 from hsdopt.errors import InvalidArgumentError, ModelError
 
 if TYPE_CHECKING:
@@ -90,7 +99,9 @@ def _load(
     from hsdopt.runtime import load_models
 
     if profile is not None:
-        return load_models(load_profile(profile), device=device, dtype=dtype)
+        profiled = load_profile(profile)
+        require_sources(profiled)
+        return load_models(profiled, device=device, dtype=dtype)
     given = aliases(drafts)
     sources = {name: given.get(name, name) for name in reversed(plan.models)}
     return load_models(sources, device=device, dtype=dtype)
