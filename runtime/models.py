@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.profiles import Profile
 from hsdopt.runtime import builtin
+from hsdopt.runtime.early_exit import first_layers
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.model import Model, check_vocabulary, fingerprint, tensor_bytes
 from hsdopt.runtime.quantised import quantised_copy, without_layers
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Model", "check_vocabulary", "fingerprint", "load_models", "tensor_bytes"]
 
 _ALIAS = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<source>.+)", re.DOTALL)
-_DERIVED = re.compile(r"(?P<kind>int8|int4|skip:(?P<layers>\d+(?:,\d+)*))@(?P<base>.+)", re.DOTALL)
+_DERIVED = re.compile(r"(?P<kind>int8|int4|skip:(?P<layers>\d+(?:,\d+)*)|exit:(?P<exit>\d+))@(?P<base>.+)", re.DOTALL)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _HUB_SECONDS = 5.0
@@ -38,8 +39,8 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
 def load_models(
     names: Iterable[str] | Mapping[str, str] | Profile,
     *,
-    device: str = "cpu",
-    dtype: str | torch.dtype | None = None,
+    device: str | Mapping[str, str] = "cpu",
+    dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None = None,
     threads: int | None = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Model]:
@@ -49,11 +50,12 @@ def load_models(
     ----------
     names : iterable of str, mapping from name to source, or Profile
         The target first, then its drafters. Each is a built-in name, a folder, a GGUF file, a hub id, a recipe over
-        another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE``) or ``name=SOURCE``. A profile stands for
-        the models that it was measured with, its lookup table among them.
-    device : str
-        Where the weights go: ``"cpu"``, ``"cuda"``, ...
-    dtype : str or torch.dtype, optional
+        another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE`` without those layers, ``exit:20@SOURCE``
+        with the first 20 only) or ``name=SOURCE``. A profile stands for the models that it was measured with, its
+        lookup table among them.
+    device : str or mapping of str to str
+        Where the weights go: ``"cpu"``, ``"cuda"``, ... A mapping gives one per name, and "cpu" to those it lacks.
+    dtype : str, torch.dtype or mapping of str to either, optional
         The weights' type; by default the one they are stored in (float32 for GGUF files).
     threads : int, optional
         Threads for PyTorch's operations, for the whole process.
@@ -81,16 +83,35 @@ def load_models(
     sources = _named(names)
     if threads is not None:
         torch.set_num_threads(threads)
-    loader = _Loader(_device(device), _dtype(dtype), trust_remote_code=trust_remote_code)
+    loaders = _Loaders(device, dtype, trust_remote_code=trust_remote_code)
     networks = [name for name, source in sources.items() if source != "lookup"]
     if not networks:
         raise InvalidArgumentError("expected a model with weights beside the lookup drafter; got none")
-    loaded = {name: loader.load(name, sources[name]) for name in networks}
+    loaded = {name: loaders.of(name).load(name, sources[name]) for name in networks}
     target = loaded[networks[0]]
     for drafter in list(loaded.values())[1:]:
         check_vocabulary(target, drafter)
         _share(target, drafter)
     return {name: loaded.get(name) or Model.of_lookup(lookup, target, name=name) for name in sources}
+
+
+@dataclass
+class _Loaders:
+    """One loader per device and type."""
+
+    device: str | Mapping[str, str]
+    dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None
+    trust_remote_code: bool = field(kw_only=True)
+    made: dict[tuple[torch.device, torch.dtype | None], _Loader] = field(default_factory=dict)
+
+    def of(self, name: str) -> _Loader:
+        """Return the loader for the model called `name`."""
+        device = self.device if isinstance(self.device, str) else self.device.get(name, "cpu")
+        dtype = self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
+        key = (_device(device), _dtype(dtype))
+        if key not in self.made:
+            self.made[key] = _Loader(*key, trust_remote_code=self.trust_remote_code)
+        return self.made[key]
 
 
 @dataclass
@@ -114,6 +135,8 @@ class _Loader:
         if recipe["layers"] is not None:
             skipped = [int(number) for number in recipe["layers"].split(",")]
             made, precision, parameters = without_layers(base.network, skipped), base.precision, None
+        elif recipe["exit"] is not None:
+            made, precision, parameters = first_layers(base.network, int(recipe["exit"])), base.precision, None
         else:
             precision, parameters = recipe["kind"], base.parameters
             made = quantised_copy(base.network, "int8" if precision == "int8" else "int4")

@@ -100,7 +100,7 @@ class Session:
 
     def pending(self, sequence: Sequence[int]) -> int:
         """Return the number of tokens that the next pass over `sequence` feeds; at least one."""
-        return len(sequence) - min(_common_prefix(self._tokens, sequence), len(sequence) - 1)
+        return len(sequence) - min(common_prefix(self._tokens, sequence), len(sequence) - 1)
 
     def begin(self, prompt: Sequence[int]) -> None:  # noqa: ARG002 -- only encoders read it here
         """Make ready for a new prompt, which `forward` is to feed: empty the cache."""
@@ -144,7 +144,7 @@ class Session:
         self._check(len(sequence), n_logits)
         self._synchronise()
         started = perf_counter()
-        self.crop(min(_common_prefix(self._tokens, sequence), len(sequence) - n_logits))
+        self.crop(min(common_prefix(self._tokens, sequence), len(sequence) - n_logits))
         context = len(self._tokens)
         fed = list(sequence[context:])
         logits = self._feed(fed, n_logits)
@@ -281,7 +281,8 @@ def _uncroppable(network: PreTrainedModel, name: str, why: str) -> CacheError:
     )
 
 
-def _common_prefix(cached: list[int], sequence: Sequence[int]) -> int:
+def common_prefix(cached: list[int], sequence: Sequence[int]) -> int:
+    """Return how many of the first ids agree."""
     low, high = 0, min(len(cached), len(sequence))
     if cached[:high] == list(sequence[:high]):
         return high

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ from hsdopt.runtime import Model, generate, load_models, session
 from hsdopt.runtime.lookup import Lookup
 from hsdopt.runtime.models import check_vocabulary
 from hsdopt.runtime.quantised import quantised_copy
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 torch.set_num_threads(1)
 WINDOWED = ("gemma2", "gemma3", "mistral")
@@ -128,10 +132,26 @@ def test_quantised_copies_of_any_architecture_stay_close(architecture: str) -> N
     assert {p.data_ptr() for p in network.parameters()} & {p.data_ptr() for p in copied.parameters()}
 
 
-def test_conv1d_layers_are_quantised_by_a_recipe(tmp_path: object) -> None:
+def test_conv1d_layers_are_quantised_by_a_recipe(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "gpt2", architecture="gpt2", dtype=torch.float32)
     loaded = load_models([f"t={folder}", f"q=int8@{folder}"])
     assert {w.dtype for w in loaded["q"].network.transformer.h[0].attn.c_attn.buffers()} == {torch.int8, torch.bfloat16}
     prompt = [70, 71, 72]
     output = generate("t(q:4)", loaded, prompt, max_new_tokens=20, ignore_eos=True)
     assert output.tokens == generate("t", loaded, prompt, max_new_tokens=20, ignore_eos=True).tokens
+
+
+def test_every_model_may_have_a_type_of_its_own(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    loaded = load_models(
+        [f"t={folder}", f"s={folder}", f"k=skip:0@{folder}"],
+        dtype={"s": "float32", "k": torch.bfloat16},
+        device={"s": "cpu"},
+    )
+    assert [model.precision for model in loaded.values()] == ["float64", "float32", "bfloat16"]
+    prompt = [70, 71, 72]
+    for options in ({}, {"temperature": 0.8, "seed": 3}):
+        output = generate("t(s:4(k:2))", loaded, prompt, max_new_tokens=20, ignore_eos=True, **options)
+        assert len(output.tokens) == 20
+    greedy = generate("t(s:4(k:2))", loaded, prompt, max_new_tokens=20)
+    assert list(greedy.tokens) == reference(loaded["t"], prompt, 20)
