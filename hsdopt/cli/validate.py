@@ -80,7 +80,7 @@ def validate(
     Every run is saved as soon as it is done: stopped in the middle, the same command with --resume goes on.
     """
     with require_extra("all"):
-        from hsdopt.profiling import check_room, measure_plans, render_prompts
+        from hsdopt.profiling import check_room, render_prompts
         from hsdopt.profiling.hardware import require_same_device, use_threads
         from hsdopt.runtime import load_models
     profiled = load_profile(profile)
@@ -104,19 +104,7 @@ def validate(
     models = load_models(profiled, device=where)
     rendered = render_prompts(workload, models[profiled.target])
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)
-    with resumable(place.runs, place.traces), progress_bar() as progress:
-        timed = _traced(profiled, models, rendered, place.traces, resume=resume, progress=progress)
-        measured = measure_plans(
-            plans,
-            models,
-            list(rendered.values()),
-            setting=profiled.setting,
-            repeats=repeats,
-            journal=place.runs,
-            resume=resume,
-            seed=seed,
-            progress=progress,
-        )
+    timed, measured = _measured(profiled, models, rendered, plans, place, repeats=repeats, seed=seed)
     outcome = _compare(profiled, timed, solution, plans, [_run(one, profiled.target) for one in measured], seed=seed)
     report = outcome.to_report(
         provenance=_provenance(profiled, workload, where, seed),
@@ -208,6 +196,35 @@ def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solutio
         if plan.target != profiled.target:
             raise InvalidArgumentError(f"expected plans that end in the target {profiled.target}; got {plan.label}")
     return solution, list(dict.fromkeys(plans))
+
+
+def _measured(
+    profiled: Profile,
+    models: Mapping[str, Model],
+    rendered: Mapping[str, Sequence[int]],
+    plans: Sequence[Plan],
+    place: _Place,
+    *,
+    repeats: int,
+    seed: int,
+) -> tuple[Profile, tuple[MeasuredRun, ...]]:
+    """Return the profile with traces of the validation prompts, and the timed runs on them."""
+    from hsdopt.profiling import measure_plans
+
+    with resumable(place.runs, place.traces), progress_bar() as progress:
+        timed = _traced(profiled, models, rendered, place.traces, resume=place.resume, progress=progress)
+        measured = measure_plans(
+            plans,
+            models,
+            list(rendered.values()),
+            setting=profiled.setting,
+            repeats=repeats,
+            journal=place.runs,
+            resume=place.resume,
+            seed=seed,
+            progress=progress,
+        )
+    return timed, measured
 
 
 def _traced(
