@@ -76,6 +76,7 @@ def measure_plans(
     journal: str | Path,
     resume: bool = False,
     seed: int = 0,
+    between: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[MeasuredRun, ...]:
     """Return one run per plan, prompt and repeat.
@@ -101,6 +102,8 @@ def measure_plans(
         Continue the journal.
     seed : int
         Of the order, and of sampling: all plans see the same seeds.
+    between : callable, optional
+        Called after all plans have had their turn on a prompt.
     progress : callable, optional
         Called with (stage, done, total).
 
@@ -133,6 +136,8 @@ def measure_plans(
         record.add(**runs[-1].to_record())
         if progress is not None:
             progress("runs", len(runs), len(plans) * len(prompts) * repeats)
+        if between is not None and len(runs) % len(plans) == 0:
+            between()
     return tuple(runs)
 
 

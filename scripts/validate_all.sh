@@ -17,7 +17,7 @@ for workload in "${workloads[@]}"; do
         -o "$out/$workload/profile.json"
     "$bin/hsdopt" solve "$out/$workload/profile.json" -o "$out/$workload/plan.json"
     if [ ! -e "$out/$workload/report.json" ]; then
-        "$bin/hsdopt" validate "$out/$workload/profile.json" --suite standard --max-prompts 8 --repeats 2 \
+        "$bin/hsdopt" validate "$out/$workload/profile.json" --suite standard --max-prompts 6 --repeats 2 \
             --seed 0 --resume -o "$out/$workload"
     fi
 done

@@ -57,6 +57,9 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, 
 Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
 
+_STEADY = 0.05
+"""Relative change of the target's pass time between profile and validation that is worth a warning."""
+
 
 def validate(
     profile: ProfilePath,
@@ -110,7 +113,7 @@ def validate(
         provenance=_provenance(profiled, workload, where, seed),
         mismatches=_mismatches(measured, plans, models[profiled.target], list(rendered.values()), profiled),
         why=solution.why,
-        warnings=solution.warnings,
+        warnings=[*solution.warnings, *_speed_changes(profiled, timed)],
     )
     _write(report, profiled, place)
     _print(report, place.folder, as_json=as_json)
@@ -133,6 +136,11 @@ class _Place:
     def runs(self) -> Path:
         """The timed runs."""
         return self.folder / "runs.partial"
+
+    @property
+    def control(self) -> Path:
+        """Passes timed between the runs."""
+        return self.folder / "control.partial"
 
     @property
     def report(self) -> Path:
@@ -162,7 +170,7 @@ class _Place:
 
     def finish(self) -> None:
         """Delete the journals: what they hold stands in the report."""
-        for path in (self.runs, self.traces):
+        for path in (self.runs, self.control, self.traces):
             path.unlink(missing_ok=True)
 
 
@@ -208,10 +216,18 @@ def _measured(
     repeats: int,
     seed: int,
 ) -> tuple[Profile, tuple[MeasuredRun, ...]]:
-    """Return the profile with traces of the validation prompts, and the timed runs on them."""
-    from hsdopt.profiling import measure_plans
+    """Return the profile as of this validation, its traces and costs taken on the spot, and the timed runs."""
+    from hsdopt.profiling import ControlCosts, measure_plans
 
     with resumable(place.runs, place.traces), progress_bar() as progress:
+        control = ControlCosts(
+            profiled,
+            models,
+            text=[token for prompt in rendered.values() for token in prompt],
+            journal=place.control,
+            turns=repeats * len(rendered),
+            resume=place.resume,
+        )
         timed = _traced(profiled, models, rendered, place.traces, resume=place.resume, progress=progress)
         measured = measure_plans(
             plans,
@@ -222,9 +238,10 @@ def _measured(
             journal=place.runs,
             resume=place.resume,
             seed=seed,
+            between=control.take,
             progress=progress,
         )
-    return timed, measured
+        return control.applied(timed), measured
 
 
 def _traced(
@@ -266,18 +283,25 @@ def _run(measured: MeasuredRun, target: str) -> Run:
 def _compare(
     profiled: Profile, timed: Profile, solution: Solution, plans: Sequence[Plan], runs: Sequence[Run], *, seed: int
 ) -> Comparison:
-    """Hold every predictor against the clock: on the timed prompts' traces, and on the profiled prompts'."""
+    """Hold every predictor against the clock: by traces and costs of the validation itself, and by the profile's.
+
+    Both kinds are reported: what is off with the former is the model, with the latter also prompts and machine.
+    """
     import numpy as np
 
-    from hsdopt.cli.predictions import REPLAY, predict, replays
+    from hsdopt.cli.predictions import REPLAY, REPLAY_BEFORE, predict, replays
     from hsdopt.simulate.compare import Predictions, compare
 
     rng = np.random.default_rng(seed)
     prompts = len({run.prompt for run in runs})
     foreseen = {name: run.kinds_per_token for name, run in replays(plans, timed, seed=seed).items()}
+    before = replays(plans, profiled.with_traces(timed.traces), seed=seed) if timed.traces is not None else {}
     transferred = replays(plans, profiled, seed=seed)
     predictions = Predictions(
-        predict(plans, timed, seed=seed),
+        {
+            **predict(plans, timed, seed=seed),
+            REPLAY_BEFORE: {name: run.seconds_per_token for name, run in before.items()},
+        },
         REPLAY,
         predict(plans, profiled, seed=seed),
         {name: run.predictive_interval(rng, prompts=prompts) for name, run in transferred.items()},
@@ -289,10 +313,24 @@ def _compare(
         chosen=solution.plan.label,
         autoregression=Level(profiled.target).label,
         rng=rng,
-        cost=lambda model, tokens: profiled.cost(model)(tokens, timed.context),
+        cost=lambda model, tokens: timed.cost(model)(tokens, timed.context),
         candidates=[plan.label for plan in plans if plan.lossless],
         families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
     )
+
+
+def _speed_changes(profiled: Profile, timed: Profile) -> list[str]:
+    """Return a line if the target's passes took another time now than when it was profiled."""
+    before, now = (one.cost(profiled.target)(1, timed.context) for one in (profiled, timed))
+    change = now / before - 1
+    if abs(change) < _STEADY:
+        return []
+    direction = "longer" if change > 0 else "less"
+    line = (
+        f"the machine changed: one token of {profiled.target} takes {abs(change):.0%} {direction} than when profiled; "
+        "the model error is by costs timed between the runs, the transfer error by the profile's"
+    )
+    return [line]
 
 
 def _mismatches(

@@ -1,0 +1,90 @@
+"""Control costs: passes timed between the runs of a validation, so that the machine's speed then is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+
+from hsdopt.costs import CostCurve
+from hsdopt.plan import LOOKUP
+from hsdopt.profiles import Profile
+from hsdopt.profiling.cost import CostRecord, collect, measure_costs
+from hsdopt.profiling.journal import Journal
+from hsdopt.runtime.model import Model
+
+__all__ = ["ControlCosts"]
+
+
+class ControlCosts:
+    """The cells of a profile, timed again a few at a time.
+
+    Parameters
+    ----------
+    profiled : Profile
+        Its token counts and contexts are timed.
+    models : mapping of str to Model
+        Its models, loaded.
+    text : sequence of int
+        Token ids to fill the caches with.
+    journal : str or Path
+        Every timing is there before the next is taken.
+    turns : int
+        How often `take` will be called; each call times its share.
+    repeats : int
+        Timings of every cell, in all.
+    resume : bool
+        Continue the journal.
+
+    Raises
+    ------
+    ProfileError
+        If the journal cannot be continued or written.
+    """
+
+    def __init__(
+        self,
+        profiled: Profile,
+        models: Mapping[str, Model],
+        *,
+        text: Sequence[int],
+        journal: str | Path,
+        turns: int,
+        repeats: int = 3,
+        resume: bool = False,
+    ) -> None:
+        networks = {name: model for name, model in models.items() if model.kind != LOOKUP}
+        samples = [sample for name in networks for sample in profiled.samples[name]]
+        tokens = sorted({sample.tokens for sample in samples})
+        contexts = sorted({sample.context for sample in samples})
+        header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
+        self._journal = Journal(Path(journal), header, resume=resume)
+        self._records = [CostRecord(**entry) for entry in self._journal.records]
+        self._share = -(-repeats * len(samples) // turns)
+        self._stream = iter(
+            measure_costs(
+                networks,
+                tokens=tokens,
+                contexts=contexts,
+                repeats=repeats,
+                text=text,
+                done=[(r.model, r.tokens, r.context, r.repeat) for r in self._records],
+            )
+        )
+
+    def take(self) -> None:
+        """Time one turn's share of the cells."""
+        self._add(self._share)
+
+    def applied(self, profiled: Profile) -> Profile:
+        """Time what is left, and return the profile with these costs in place of its own (lookup keeps its own)."""
+        self._add(None)
+        samples = collect(self._records)
+        curves = {name: CostCurve.from_samples(taken) for name, taken in samples.items()}
+        return replace(profiled, costs={**profiled.costs, **curves}, samples={**profiled.samples, **samples})
+
+    def _add(self, count: int | None) -> None:
+        for record in islice(self._stream, count):
+            self._journal.add(**asdict(record))
+            self._records.append(record)
