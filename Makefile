@@ -23,7 +23,7 @@ demo: environment  ## profile, solve and validate the built-in models on `mixed`
 	./scripts/demo.sh $(BIN) $(OUT)
 
 test: environment  ## the fast tests (minutes)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto
 
 test-slow: environment  ## the tests that need the built-in models or much time
 	$(BIN)/hsdopt models fetch

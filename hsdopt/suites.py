@@ -18,8 +18,8 @@ SUITES = {"quick": 8, "standard": 16, "full": 44}
 
 _SHORT, _LONG = 4, 8
 _LONGEST = 16
-_SLOWEST = 3.0
-"""Plans predicted to be this many times slower than autoregression would take the time of many others."""
+_SLOWEST = 2.0
+"""Plans predicted to be this many times slower than autoregression would take the time of several others."""
 
 
 def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> tuple[Plan, ...]:
@@ -27,7 +27,7 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
 
     The spread holds single drafters of every kind, stacks, rows, and plans that are predicted to be slower
     than autoregression; `full` adds overshoot and rounds, more lengths, and Big Little Decoder. Plans that the
-    profile cannot predict, or that would take over three times autoregression's time, are left out.
+    profile cannot predict, or that would take over twice autoregression's time, are left out.
 
     Parameters
     ----------

@@ -1,0 +1,78 @@
+"""Passes timed between runs: every cell once per repeat, spread over the turns, and kept in a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_profiles import traced_profile
+
+from hsdopt.profiling import control
+from hsdopt.profiling.control import ControlCosts
+from hsdopt.profiling.cost import CostRecord
+
+SLOWER = 1.5
+
+
+def slow_machine(
+    models: Iterable[str],
+    *,
+    tokens: Iterable[int],
+    contexts: Iterable[int],
+    repeats: int,
+    done: Iterable[tuple[str, int, int, int]],
+    **_: object,
+) -> Iterator[CostRecord]:
+    """Stand in for the clock of a machine on which a pass of n tokens takes 0.15 n seconds."""
+    finished = set(done)
+    for repeat in range(repeats):
+        for context in contexts:
+            for count in tokens:
+                for name in models:
+                    if (name, count, context, repeat) not in finished:
+                        yield CostRecord(name, count, context, repeat, SLOWER * 0.1 * count)
+
+
+@pytest.fixture
+def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(control, "measure_costs", slow_machine)
+    return {
+        name: SimpleNamespace(kind="lookup" if name == "lookup" else "transformers") for name in ("d", "lookup", "t")
+    }
+
+
+def test_every_cell_is_timed_in_every_repeat_and_replaces_the_profiled_cost(
+    models: dict[str, Any], tmp_path: Path
+) -> None:
+    profile = traced_profile()
+    costs = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=3)
+    for _ in range(4):
+        costs.take()
+    now = costs.applied(profile)
+    for name in ("d", "t"):
+        assert now.cost(name)(4, 60) == pytest.approx(SLOWER * 0.4)
+        assert {len(sample.seconds) for sample in now.samples[name]} == {3}
+    assert now.cost("lookup")(1) == profile.cost("lookup")(1)
+    assert now.acceptance("d", "t") == profile.acceptance("d", "t")
+
+
+def test_turns_share_the_cells_and_what_is_left_is_timed_at_the_end(models: dict[str, Any], tmp_path: Path) -> None:
+    profile = traced_profile()  # two networks, four token counts, two contexts: 16 cells
+    costs = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2)
+    costs.take()
+    lines = (tmp_path / "c").read_bytes().splitlines()
+    assert len(lines) == 1 + 8
+    assert len(costs.applied(profile).samples["d"]) == 8
+    assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
+
+
+def test_a_journal_is_continued_not_repeated(models: dict[str, Any], tmp_path: Path) -> None:
+    profile = traced_profile()
+    ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2).take()
+    kept = (tmp_path / "c").read_bytes()
+    again = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2, resume=True)
+    assert {len(sample.seconds) for sample in again.applied(profile).samples["t"]} == {2}
+    assert (tmp_path / "c").read_bytes().startswith(kept)
