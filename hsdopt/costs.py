@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,6 +164,10 @@ class CostCurve:
                 f"got {counts.max():g}: profile longer passes or shorten the drafts"
             )
         return np.asarray(np.interp(counts, self.tokens, row), dtype=float)
+
+    def scaled(self, factor: float) -> CostCurve:
+        """Return the curve with every cost multiplied by `factor`."""
+        return replace(self, seconds=tuple(tuple(factor * value for value in row) for row in self.seconds))
 
     def table(self, max_tokens: int, context: float | None = None) -> NDArray[np.float64]:
         """Return c(1) ... c(max_tokens), seconds, shape [max_tokens]."""

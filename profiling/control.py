@@ -1,4 +1,4 @@
-"""Control costs: passes timed between the runs of a validation, so that the machine's speed then is known."""
+"""Control passes: timed between the runs of a validation, so that the machine's speed then is known."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
-from hsdopt.costs import CostCurve
+import numpy as np
+
 from hsdopt.plan import LOOKUP
 from hsdopt.profiles import Profile
-from hsdopt.profiling.cost import CostRecord, collect, measure_costs
+from hsdopt.profiling.cost import CostRecord, measure_costs
 from hsdopt.profiling.journal import Journal
 from hsdopt.runtime.model import Model
 
@@ -51,13 +52,15 @@ class ControlCosts:
         text: Sequence[int],
         journal: str | Path,
         turns: int,
-        repeats: int = 3,
+        repeats: int = 2,
         resume: bool = False,
     ) -> None:
         networks = {name: model for name, model in models.items() if model.kind != LOOKUP}
         samples = [sample for name in networks for sample in profiled.samples[name]]
         tokens = sorted({sample.tokens for sample in samples})
         contexts = sorted({sample.context for sample in samples})
+        self._networks = tuple(networks)
+        self._profiled = {(name, s.tokens, s.context): s.median for name in networks for s in profiled.samples[name]}
         header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
         self._journal = Journal(Path(journal), header, resume=resume)
         self._records = [CostRecord(**entry) for entry in self._journal.records]
@@ -77,12 +80,20 @@ class ControlCosts:
         """Time one turn's share of the cells."""
         self._add(self._share)
 
-    def applied(self, profiled: Profile) -> Profile:
-        """Time what is left, and return the profile with these costs in place of its own (lookup keeps its own)."""
+    def change(self) -> float:
+        """Time what is left, and return how long passes take now, relative to when they were profiled.
+
+        The median over all timings of timing / median of its cell in the profile: one number for all models, since
+        a few timings spread over many cells say how fast the machine is, but not how one cell has changed.
+        """
         self._add(None)
-        samples = collect(self._records)
-        curves = {name: CostCurve.from_samples(taken) for name, taken in samples.items()}
-        return replace(profiled, costs={**profiled.costs, **curves}, samples={**profiled.samples, **samples})
+        return float(np.median([r.seconds / self._profiled[r.model, r.tokens, r.context] for r in self._records]))
+
+    def applied(self, profiled: Profile) -> Profile:
+        """Return the profile with the costs of its networks scaled by `change`."""
+        factor = self.change()
+        scaled = {name: profiled.costs[name].scaled(factor) for name in self._networks}
+        return replace(profiled, costs={**profiled.costs, **scaled}, samples={})
 
     def _add(self, count: int | None) -> None:
         for record in islice(self._stream, count):

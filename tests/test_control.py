@@ -44,17 +44,15 @@ def models(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-def test_every_cell_is_timed_in_every_repeat_and_replaces_the_profiled_cost(
-    models: dict[str, Any], tmp_path: Path
-) -> None:
-    profile = traced_profile()
+def test_a_slower_machine_stretches_every_network_and_leaves_lookup(models: dict[str, Any], tmp_path: Path) -> None:
+    profile = traced_profile()  # a pass of n tokens took 0.1 n seconds, and up to 0.01 more
     costs = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=3)
     for _ in range(4):
         costs.take()
     now = costs.applied(profile)
+    assert costs.change() == pytest.approx(SLOWER, rel=0.05)
     for name in ("d", "t"):
-        assert now.cost(name)(4, 60) == pytest.approx(SLOWER * 0.4)
-        assert {len(sample.seconds) for sample in now.samples[name]} == {3}
+        assert now.cost(name)(4, 60) == pytest.approx(costs.change() * profile.cost(name)(4, 60))
     assert now.cost("lookup")(1) == profile.cost("lookup")(1)
     assert now.acceptance("d", "t") == profile.acceptance("d", "t")
 
@@ -65,7 +63,7 @@ def test_turns_share_the_cells_and_what_is_left_is_timed_at_the_end(models: dict
     costs.take()
     lines = (tmp_path / "c").read_bytes().splitlines()
     assert len(lines) == 1 + 8
-    assert len(costs.applied(profile).samples["d"]) == 8
+    costs.change()
     assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
 
 
@@ -74,5 +72,6 @@ def test_a_journal_is_continued_not_repeated(models: dict[str, Any], tmp_path: P
     ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2).take()
     kept = (tmp_path / "c").read_bytes()
     again = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2, resume=True)
-    assert {len(sample.seconds) for sample in again.applied(profile).samples["t"]} == {2}
+    again.change()
     assert (tmp_path / "c").read_bytes().startswith(kept)
+    assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32

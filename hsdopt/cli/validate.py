@@ -216,7 +216,7 @@ def _measured(
     repeats: int,
     seed: int,
 ) -> tuple[Profile, tuple[MeasuredRun, ...]]:
-    """Return the profile as of this validation, its traces and costs taken on the spot, and the timed runs."""
+    """Return the profile as of this validation, traces and the machine's speed taken anew, and the timed runs."""
     from hsdopt.profiling import ControlCosts, measure_plans
 
     with resumable(place.runs, place.traces), progress_bar() as progress:
@@ -328,7 +328,7 @@ def _speed_changes(profiled: Profile, timed: Profile) -> list[str]:
     direction = "longer" if change > 0 else "less"
     line = (
         f"the machine changed: one token of {profiled.target} takes {abs(change):.0%} {direction} than when profiled; "
-        "the model error is by costs timed between the runs, the transfer error by the profile's"
+        "the model error allows for that, the transfer error does not"
     )
     return [line]
 
