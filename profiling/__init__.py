@@ -1,14 +1,22 @@
-"""Profiling: pass costs, acceptance and measured runs, through the runtime's own sessions."""
+"""Profiling: pass costs, acceptance and measured runs, through the runtime's own sessions.
+
+What needs torch is loaded when first used, so that prompts can be read without it.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from hsdopt.profiles import Setting
-from hsdopt.profiling.control import ControlCosts
-from hsdopt.profiling.extend import add_drafters
-from hsdopt.profiling.measure import check_room, profile, render_prompts, trace_prompts
-from hsdopt.profiling.recheck import Drift, recheck
-from hsdopt.profiling.validate import MeasuredRun, measure_plans
 from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
+
+if TYPE_CHECKING:
+    from hsdopt.profiling.control import ControlCosts
+    from hsdopt.profiling.extend import add_drafters
+    from hsdopt.profiling.measure import check_room, profile, render_prompts, trace_prompts
+    from hsdopt.profiling.recheck import Drift, recheck
+    from hsdopt.profiling.validate import MeasuredRun, measure_plans
 
 __all__ = [
     "ControlCosts",
@@ -27,3 +35,23 @@ __all__ = [
     "render_prompts",
     "trace_prompts",
 ]
+
+_HOMES = {
+    "ControlCosts": "hsdopt.profiling.control",
+    "Drift": "hsdopt.profiling.recheck",
+    "MeasuredRun": "hsdopt.profiling.validate",
+    "add_drafters": "hsdopt.profiling.extend",
+    "check_room": "hsdopt.profiling.measure",
+    "measure_plans": "hsdopt.profiling.validate",
+    "profile": "hsdopt.profiling.measure",
+    "recheck": "hsdopt.profiling.recheck",
+    "render_prompts": "hsdopt.profiling.measure",
+    "trace_prompts": "hsdopt.profiling.measure",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name from the module it lives in."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hsdopt.profiling' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
