@@ -13,6 +13,7 @@ help:  ## list the targets
 environment: $(VENV)/.installed  ## the virtual environment, with everything installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "hsdopt needs Python 3.11 or later: name one with PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	rm -rf build
@@ -29,7 +30,7 @@ test-slow: environment  ## the tests that need the built-in models or much time
 	$(BIN)/hsdopt models fetch
 	$(BIN)/pytest -m "slow"
 
-validate-all: environment  ## the three workloads in full (up to an hour; continues where it was stopped)
+validate-all: environment  ## the three workloads (up to an hour; continues where it was stopped)
 	./scripts/validate_all.sh $(BIN) validation
 
 bench: environment  ## solver and simulator speed
@@ -49,4 +50,4 @@ typecheck: environment  ## mypy over the package as it ships
 	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p hsdopt
 
 clean:  ## remove what the targets made (the environment too)
-	rm -rf $(VENV) build dist demo
+	rm -rf $(VENV) build dist demo gpu-check

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
 
-__all__ = ["CostCurve", "CostSample"]
+__all__ = ["CostCurve", "CostSample", "tail_factors"]
 
 _SLOWEST = 3.0
 """A single timing counts at most this many medians."""
@@ -128,13 +128,18 @@ class CostCurve:
             raise InvalidArgumentError(
                 f"expected cost samples on a full grid; missing (context, tokens): {missing[:3]}"
             )
-        scale = _tail_factor(kept)
+        scale = float(tail_factors([np.asarray([s.seconds]) for s in kept])[0])
         return cls(tokens, contexts, tuple(tuple(scale * medians[c, n] for n in tokens) for c in contexts))
 
     @property
     def max_tokens(self) -> float:
         """The most new tokens that the curve covers (infinite for a constant)."""
         return math.inf if self.constant else float(self.tokens[-1])
+
+    @property
+    def max_context(self) -> float:
+        """The longest context at which the curve may be read (infinite if it is the same at every context)."""
+        return math.inf if len(self.contexts) == 1 else self.contexts[-1] * _CONTEXT_SLACK
 
     def __call__(self, tokens: float, context: float | None = None) -> float:
         """Return the seconds of one pass over `tokens` new tokens.
@@ -178,7 +183,7 @@ class CostCurve:
         grid = np.asarray(self.seconds, dtype=float)
         if len(self.contexts) == 1:
             return np.asarray(grid[0])
-        if context > self.contexts[-1] * _CONTEXT_SLACK:
+        if context > self.max_context:
             raise PredictionError(
                 f"expected contexts up to {self.contexts[-1]} tokens, as profiled; got {context:g}: "
                 "profile with longer --contexts"
@@ -190,8 +195,21 @@ class CostCurve:
         return np.asarray(np.maximum(grid[right - 1] * (1 - weight) + grid[right] * weight, 0.0))
 
 
-def _tail_factor(samples: Sequence[CostSample]) -> float:
-    """Return measured time over the time of as many medians."""
-    medians = sum(s.median * len(s.seconds) for s in samples)
-    measured = sum(min(seconds, _SLOWEST * s.median) for s in samples for seconds in s.seconds)
-    return measured / medians if medians > 0 else 1.0
+def tail_factors(timings: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return measured time over the time of as many medians, for each of several replicates.
+
+    Parameters
+    ----------
+    timings : sequence of ndarray, shape [replicates, repeats]
+        One array per kind of pass, seconds.
+
+    Returns
+    -------
+    ndarray, shape [replicates]
+    """
+    medians = [np.median(values, axis=1, keepdims=True) for values in timings]
+    measured = sum(
+        np.minimum(values, _SLOWEST * median).sum(axis=1) for values, median in zip(timings, medians, strict=True)
+    )
+    expected = sum(median[:, 0] * values.shape[1] for values, median in zip(timings, medians, strict=True))
+    return np.asarray(np.divide(measured, expected, out=np.ones(len(medians[0])), where=np.asarray(expected) > 0))

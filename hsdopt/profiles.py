@@ -278,12 +278,20 @@ class Profile:
             If a file cannot be written (a full disk, a missing folder); what stood there before is kept.
         """
         path = Path(path)
+        by_hand = [name for name in self.costs if name not in self.samples]
+        if by_hand or self.acceptances:
+            raise ProfileError(
+                f"expected a measured profile to save; numbers of {', '.join(by_hand) or self.target} were given by "
+                "hand, and files hold measurements only"
+            )
         arrays = {**_pack_traces(self.traces), **{f"lookup/{key}": value for key, value in self.lookup.items()}}
         try:
             if arrays:
                 atomic_write(
                     traces_path(path), lambda stream: np.savez_compressed(stream, allow_pickle=False, **arrays)
                 )
+            else:
+                traces_path(path).unlink(missing_ok=True)
             # numbers as the json module writes them, so that they read as they stood in the journal
             text = json.dumps(_to_file(self).model_dump(mode="json", by_alias=True), indent=1)
             atomic_write(path, lambda stream: stream.write(text.encode()))

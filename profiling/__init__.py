@@ -13,9 +13,9 @@ from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
 
 if TYPE_CHECKING:
     from hsdopt.profiling.control import ControlCosts
+    from hsdopt.profiling.drift import Drift, recheck
     from hsdopt.profiling.extend import add_drafters
     from hsdopt.profiling.measure import check_room, profile, render_prompts, trace_prompts
-    from hsdopt.profiling.recheck import Drift, recheck
     from hsdopt.profiling.validate import MeasuredRun, measure_plans
 
 __all__ = [
@@ -38,13 +38,13 @@ __all__ = [
 
 _HOMES = {
     "ControlCosts": "hsdopt.profiling.control",
-    "Drift": "hsdopt.profiling.recheck",
+    "Drift": "hsdopt.profiling.drift",
     "MeasuredRun": "hsdopt.profiling.validate",
     "add_drafters": "hsdopt.profiling.extend",
     "check_room": "hsdopt.profiling.measure",
     "measure_plans": "hsdopt.profiling.validate",
     "profile": "hsdopt.profiling.measure",
-    "recheck": "hsdopt.profiling.recheck",
+    "recheck": "hsdopt.profiling.drift",
     "render_prompts": "hsdopt.profiling.measure",
     "trace_prompts": "hsdopt.profiling.measure",
 }

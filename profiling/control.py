@@ -87,7 +87,8 @@ class ControlCosts:
         a few timings spread over many cells say how fast the machine is, but not how one cell has changed.
         """
         self._add(None)
-        return float(np.median([r.seconds / self._profiled[r.model, r.tokens, r.context] for r in self._records]))
+        known = ((r.seconds, self._profiled.get((r.model, r.tokens, r.context))) for r in self._records)
+        return float(np.median([seconds / median for seconds, median in known if median is not None]))
 
     def applied(self, profiled: Profile) -> Profile:
         """Return the profile with the costs of its networks scaled by `change`."""

@@ -240,7 +240,8 @@ def load_workload(source: str | os.PathLike[str]) -> Workload:
     path = Path(source)
     text = _decode(_read(path), str(path))
     plain = path.suffix.lower() == ".txt"
-    return Workload(str(path), _parse_plain_text(text) if plain else _parse_json_lines(text, str(path)))
+    prompts = _parse_plain_text(text) if plain else _parse_json_lines(text, str(path))
+    return Workload(str(path.absolute()), prompts)  # a profile names its workload, wherever it is read
 
 
 def render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

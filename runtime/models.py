@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -77,7 +78,7 @@ def load_models(
     """
     lookup = Lookup()
     if isinstance(names, Profile):
-        dtype = names.models[names.target].dtype if dtype is None else dtype
+        dtype = {name: info.dtype for name, info in names.models.items() if info.dtype} if dtype is None else dtype
         lookup = _lookup_of(names)
         names = _sources(names)
     sources = _named(names)
@@ -180,7 +181,7 @@ class _Loader:
         return _hub_folder(source, code=self.trust_remote_code), None
 
     def _check_memory(self, source: str, path: Path, gguf: str | None) -> None:
-        need = _stored_bytes(path, self.dtype, gguf)
+        need = _stored_bytes(path, self.dtype, gguf, code=self.trust_remote_code)
         free = _free_bytes(self.device)
         if need > free:
             raise ModelError(
@@ -266,14 +267,15 @@ def _encodes(folder: Path, options: dict[str, object]) -> bool:
     return bool(AutoConfig.from_pretrained(folder, **options).is_encoder_decoder)
 
 
-def _stored_bytes(path: Path, dtype: torch.dtype | None, gguf: str | None) -> int:
+def _stored_bytes(path: Path, dtype: torch.dtype | None, gguf: str | None, *, code: bool = False) -> int:
     """Memory that loading takes at its peak."""
     if gguf is not None:
         return 8 * path.stat().st_size  # four bits a weight become float32
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    config = AutoConfig.from_pretrained(path, local_files_only=True) if dtype is not None else None
-    kept = getattr(config, "dtype", None)
-    return stored if dtype is None or kept is None else stored * dtype.itemsize // kept.itemsize
+    if dtype is None or code:  # a configuration that is code says nothing before the code may run
+        return stored
+    kept = getattr(AutoConfig.from_pretrained(path, local_files_only=True), "dtype", None)
+    return stored if kept is None else stored * dtype.itemsize // kept.itemsize
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -302,12 +304,12 @@ def _hub_folder(source: str, *, code: bool) -> Path:
     """Find a model of the hub in its cache or download it; one line at once where neither can be."""
     if not _HUB_ID.fullmatch(source):
         raise ModelError(f"expected {_kinds()} or a hub id; {source!r} is none of them")
-    cached = _cached_snapshot(source)
+    patterns = [*_HUB_FILES, "*.py"] if code else _HUB_FILES
+    cached = _cached_snapshot(source, patterns)
     if cached is not None:
         return cached
     try:
         HfApi().model_info(source, timeout=_HUB_SECONDS)  # asks once; the download alone would retry for minutes
-        patterns = [*_HUB_FILES, "*.py"] if code else _HUB_FILES
         return Path(snapshot_download(source, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises those of whichever HTTP library it uses
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -316,12 +318,22 @@ def _hub_folder(source: str, *, code: bool) -> Path:
         ) from error
 
 
-def _cached_snapshot(source: str) -> Path | None:
+def _cached_snapshot(source: str, patterns: list[str]) -> Path | None:
+    """Return the folder of a model that is whole in the hub's cache, or None."""
     try:
-        folder = Path(snapshot_download(source, local_files_only=True))
+        folder = Path(snapshot_download(source, local_files_only=True, allow_patterns=patterns))
     except (OSError, ValueError):
         return None
-    return folder if any(folder.glob("*.safetensors")) else None
+    return folder if _is_whole(folder) else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all weights are there: those that the index names, or at least some."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return any(folder.glob("*.safetensors"))
+    shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    return all((folder / shard).exists() for shard in shards)
 
 
 def _kinds() -> str:

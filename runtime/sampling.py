@@ -132,6 +132,8 @@ class Sampling:
         """
         if self.repetition_penalty == 1 and not self.processors:
             return logits
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()  # as transformers does; a penalty in half precision makes ties
         rows = []
         for index in range(len(logits)):
             prefix = torch.tensor([list(tokens[: base + index])], device=logits.device)
@@ -366,7 +368,13 @@ class Tie:
         return self.near
 
 
-def near_tie(model: Model, prefix: Sequence[int], *, new_tokens: Sequence[int] = (2, 3, 4, 5, 6, 8, 12, 16)) -> Tie:
+def near_tie(
+    model: Model,
+    prefix: Sequence[int],
+    *,
+    prompt: Sequence[int] = (),
+    new_tokens: Sequence[int] = (2, 3, 4, 5, 6, 8, 12, 16),
+) -> Tie:
     """Return whether the greedy token after `prefix` is a near tie, where outputs may differ by rounding alone.
 
     Parameters
@@ -374,11 +382,14 @@ def near_tie(model: Model, prefix: Sequence[int], *, new_tokens: Sequence[int] =
     model : Model
         A language model.
     prefix : sequence of int
-        All ids up to the token in question.
+        All ids up to the token in question; those of the decoder, if there is an encoder.
+    prompt : sequence of int
+        What the encoder reads; without effect where there is none.
     new_tokens : sequence of int
         Sizes of the passes compared with a pass over one token; those longer than the prefix are cut to it.
     """
     session = model.network_session()
+    session.begin(prompt)
     single = _last_logits(session, prefix, 1)
     best = single.topk(2).values
     others = [_last_logits(session, prefix, min(n, len(prefix))) for n in new_tokens]

@@ -73,7 +73,7 @@ class Workspace:
         self._models = models
         given = {} if sessions is None else sessions
         self._sessions = {name: given[name] if name in given else model.session() for name, model in models.items()}
-        self._indexed = 0
+        self._indexed = dict.fromkeys(models, 0)
         for session in self._sessions.values():
             session.crop(0)
 
@@ -97,7 +97,7 @@ class Workspace:
             return None
         self._sessions[name].begin(self._prompt)
         if self.proposes(name):
-            self._indexed = self.prompt_length
+            self._indexed[name] = self.prompt_length
             logits = None
         else:
             started = self._log_encoder(name, started)
@@ -134,12 +134,12 @@ class Workspace:
         """Return at most `length` tokens of a lookup drafter, none of them behind an end of text or unknown."""
         started = perf_counter()
         session = cast("LookupSession", self._sessions[name])
-        session.extend(self.tokens[self._indexed :])
-        self._indexed = len(self.tokens)
+        session.extend(self.tokens[self._indexed[name] :])
+        self._indexed[name] = len(self.tokens)
         proposed = _usable(session.propose(length), ends, self._models[name].vocab_size)
         seconds = perf_counter() - started
         self.events.append(
-            Event("lookup", name, context=self._indexed, seconds=seconds, gained=len(proposed)),
+            Event("lookup", name, context=len(self.tokens), seconds=seconds, gained=len(proposed)),
         )
         return proposed
 
@@ -148,7 +148,7 @@ class Workspace:
         if length >= len(self.tokens):
             return
         del self.tokens[length:]
-        self._indexed = min(self._indexed, length)
+        self._indexed = {name: min(place, length) for name, place in self._indexed.items()}
         for session in self._sessions.values():
             session.crop(length)
 

@@ -1,53 +1,89 @@
-"""Print the summary of several report.json files as a table in Markdown, for the README.
+"""Print reports of `hsdopt validate` as tables in Markdown, as the README shows them.
 
-Usage: python scripts/summarise.py FOLDER WORKLOAD [WORKLOAD ...]
+Usage: python scripts/summarise.py NAME=FOLDER [NAME=FOLDER ...]
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+SUMMARY = (
+    "workload",
+    "chosen plan",
+    "speed-up predicted",
+    "speed-up measured (95 %)",
+    "model error, median",
+    "95th percentile",
+    "transfer error, median",
+    "constant-cost iid, transfer",
+    "ranks (pairs)",
+    "regret",
+)
+PLANS = ("plan", "measured, ms per token (95 %)", "predicted", "error", "tokens per pass", "speed-up")
 
 
-def _percent(value: float | None) -> str:
+def main(*arguments: str) -> None:
+    """Print one summary row per report, then the plans of each."""
+    reports = {}
+    for argument in arguments:
+        name, _, folder = argument.partition("=")
+        reports[name] = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
+    lines = _table(SUMMARY, [_summary(name, report) for name, report in reports.items()])
+    for name, report in reports.items():
+        lines += ["", f"`{name}`:", "", *_table(PLANS, [_plan(row) for row in report["plans"]])]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
+
+
+def _summary(name: str, report: Mapping[str, Any]) -> list[str]:
+    summary = report["summary"]
+    iid = next(
+        (s for s in report["predictors"] if (s["predictor"], s["kind"]) == ("constant-cost iid", "transfer")), {}
+    )
+    return [
+        name,
+        f"`{summary['chosen']}`",
+        _ratio(summary.get("predicted_speedup")),
+        _ratio(summary["speedup"]) + _span(summary.get("speedup_interval"), 1, ".2f"),
+        _share(summary["median_error"]),
+        _share(summary["p95_error"]),
+        _share(summary["transfer_median_error"]),
+        _share(iid.get("median_error")),
+        f"{_share(summary['rank_agreement'])} ({summary['rank_pairs']})",
+        _share(summary["regret"]),
+    ]
+
+
+def _plan(row: Mapping[str, Any]) -> list[str]:
+    measured = f"{1e3 * row['measured_seconds_per_token']:.1f}" + _span(row["interval"], 1e3, ".1f")
+    predicted, tokens = row["predicted_seconds_per_token"], row["tokens_per_pass"]
+    return [
+        f"`{row['plan']}`",
+        measured,
+        "" if predicted is None else f"{1e3 * predicted:.1f}",
+        "" if row["error"] is None else f"{row['error']:+.1%}",
+        "" if tokens is None else f"{tokens:.2f}",
+        _ratio(row.get("speedup")),
+    ]
+
+
+def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def _row(folder: Path, workload: str) -> str:
-    report = json.loads((folder / workload / "report.json").read_text(encoding="utf-8"))
-    summary = report["summary"]
-    scores = {(score["predictor"], score["kind"]): score for score in report["predictors"]}
-    iid = scores.get(("constant-cost iid", "model"), {})
-    low, high = summary.get("speedup_interval") or (None, None)
-    cells = [
-        workload,
-        f"`{summary['chosen']}`",
-        f"{summary['speedup']:.2f}" + ("" if low is None else f" ({low:.2f} to {high:.2f})"),
-        _percent(summary["median_error"]),
-        _percent(summary["p95_error"]),
-        _percent(summary["transfer_median_error"]),
-        _percent(summary["regret"]),
-        _percent(iid.get("median_error")),
-    ]
-    return "| " + " | ".join(cells) + " |"
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
-def main(folder: str, *workloads: str) -> None:
-    """Print one row per workload."""
-    headings = (
-        "workload",
-        "chosen plan",
-        "measured speed-up (95 %)",
-        "model error, median",
-        "95th percentile",
-        "transfer error, median",
-        "regret",
-        "constant-cost iid, median",
-    )
-    lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
-    lines += [_row(Path(folder), workload) for workload in workloads]
-    sys.stdout.write("\n".join(lines) + "\n")
+def _span(bounds: Sequence[float] | None, scale: float, style: str) -> str:
+    return "" if bounds is None else f" ({scale * bounds[0]:{style}} to {scale * bounds[1]:{style}})"
 
 
 if __name__ == "__main__":

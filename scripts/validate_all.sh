@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The three built-in workloads in full, greedy. Stopped in the middle, it continues where it was.
+# The three built-in workloads, greedy: profiled on all their profiling prompts, validated on 6 held-out prompts each.
+# Stopped in the middle, it continues where it was.
 # Usage: scripts/validate_all.sh BIN_FOLDER OUTPUT_FOLDER [WORKLOAD ...]
 set -euo pipefail
 bin="$1"
 out="$2"
 shift 2
+pairs=()
 workloads=("$@")
 if [ "${#workloads[@]}" -eq 0 ]; then
     workloads=(mixed copy chat)
@@ -21,4 +23,7 @@ for workload in "${workloads[@]}"; do
             --seed 0 --resume -o "$out/$workload"
     fi
 done
-"$bin/python" scripts/summarise.py "$out" "${workloads[@]}"
+for workload in "${workloads[@]}"; do
+    pairs+=("$workload=$out/$workload")
+done
+"$bin/python" scripts/summarise.py "${pairs[@]}"

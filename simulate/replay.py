@@ -301,11 +301,16 @@ class _Script:
         return self._tables[model]
 
     def odds(self, drafter: str, verifier: str) -> Floats:
-        """Return the probability, per position, that the verifier accepts the drafter's token."""
+        """Return the probability, per position, that the verifier accepts the drafter's token.
+
+        Under sampling it is that of the token that was realised, min(1, q/p), where it was traced: the product of
+        overlaps along a trajectory would be biased. Pairs below the target have only their overlap.
+        """
         pair = (drafter, verifier)
         if pair not in self._odds:
             self.require(*pair)
-            self._odds[pair] = self.traces.agreement(drafter, verifier)
+            ratio = self.traces.ratio.get(pair)
+            self._odds[pair] = self.traces.agreement(drafter, verifier) if ratio is None else ratio
         return self._odds[pair]
 
     def runs(self, drafter: str, verifier: str) -> Ints | None:

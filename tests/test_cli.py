@@ -78,14 +78,14 @@ def test_tables_are_whole(profile: Path, columns: int, command: tuple[str, ...])
     done = call(*(part.format(profile=profile) for part in command), COLUMNS=str(columns))
     assert "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
     assert all(len(line.rstrip()) <= columns for line in done.stdout.splitlines())
-    assert not done.stderr
+    assert not done.stderr or done.stderr.startswith("warning: ")  # whether two cores time alike is up to them
 
 
 def test_a_pipe_gets_plain_text_that_nothing_folds(profile: Path) -> None:
     arguments = ["hsdopt", "solve", str(profile), "--replicates", "20"]
     done = python(f"import sys; sys.argv[:] = {arguments}; from hsdopt.cli import main; main()", NO_COLOR="1")
     assert "\x1b" not in done.stdout
-    assert not done.stderr
+    assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
     labels = ("why: ", "memory: ", "predicted by: ", "sure: ", "matters most ")
     tail = done.stdout[done.stdout.index("why: ") :].splitlines()
     assert all(line.startswith(labels) for line in tail)

@@ -26,6 +26,7 @@ ProfilePath = Annotated[Path, typer.Argument(help="A profile made by hsdopt prof
 Seconds = Annotated[float, typer.Option("--seconds", min=0, help="How long to measure; loading comes on top.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the profile's.")]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; the profile's.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -34,6 +35,7 @@ def check(
     seconds: Seconds = 20.0,
     device: Device = None,
     threads: Threads = None,
+    trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
     """Time a few passes of every model again; exit 1 if the profile does not hold here any more."""
@@ -48,7 +50,7 @@ def check(
     reason = same_device(dict(profiled.provenance), where)
     drifts: tuple[Drift, ...] = ()
     if reason is None:
-        models = load_models(profiled, device=where)
+        models = load_models(profiled, device=where, trust_remote_code=trust_remote_code)
         with progress_bar() as report:
             drifts = recheck(profiled, models, seconds=seconds, progress=report)
     holds = reason is None and all(drift.holds for drift in drifts)

@@ -250,4 +250,4 @@ def require_extra(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise MissingExtraError(f"this needs {error.name}; install it with: pip install 'hsdopt[{extra}]'") from error
+        raise MissingExtraError(f"this needs {error.name}: install hsdopt with its extra [{extra}]") from error

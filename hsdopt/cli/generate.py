@@ -39,7 +39,8 @@ TopP = Annotated[float, typer.Option("--top-p", help="Keep the most likely token
 TopK = Annotated[int, typer.Option("--top-k", min=0, help="Keep so many tokens; 0 keeps all.")]
 Stops = Annotated[list[str] | None, typer.Option("--stop", help="A text that ends the output; repeat for more.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same text.")]
-Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the profile's, else cpu.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Of every model: float32, bfloat16, ...")]
 NoChat = Annotated[bool, typer.Option("--no-chat", help="Feed the prompt as it is, without a chat template.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Show passes, acceptance and times.")]
@@ -57,8 +58,9 @@ def generate(
     top_k: TopK = 0,
     stop: Stops = None,
     seed: Seed = None,
-    device: Device = "cpu",
+    device: Device = None,
     dtype: Dtype = None,
+    trust_remote_code: Remote = False,
     no_chat: NoChat = False,
     stats: Stats = False,
     as_json: Json = False,
@@ -69,7 +71,7 @@ def generate(
     parsed = load_plan(plan)
     if profile is not None and draft:
         raise InvalidArgumentError("expected --profile or --draft, not both: a profile names the sources of its models")
-    models = _load(parsed, profile, draft or (), device=device, dtype=dtype)
+    models = _load(parsed, profile, draft or (), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
     target = models[parsed.target]
     stream = None if as_json else _Stream(target)
     output = write(
@@ -93,7 +95,13 @@ def generate(
 
 
 def _load(
-    plan: Plan, profile: Path | None, drafts: Sequence[str], *, device: str, dtype: str | None
+    plan: Plan,
+    profile: Path | None,
+    drafts: Sequence[str],
+    *,
+    device: str | None,
+    dtype: str | None,
+    trust_remote_code: bool,
 ) -> Mapping[str, Model]:
     """Return the models of the profile, or those that the names of the plan stand for, the target first."""
     from hsdopt.runtime import load_models
@@ -101,10 +109,12 @@ def _load(
     if profile is not None:
         profiled = load_profile(profile)
         require_sources(profiled)
-        return load_models(profiled, device=device, dtype=dtype)
+        where = profiled.models[profiled.target].device if device is None else device
+        return load_models(profiled, device=where, dtype=dtype, trust_remote_code=trust_remote_code)
     given = aliases(drafts)
     sources = {name: given.get(name, name) for name in reversed(plan.models)}
-    return load_models(sources, device=device, dtype=dtype)
+    where = "cpu" if device is None else device
+    return load_models(sources, device=where, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def _ids(prompt: str, target: Model, *, chat: bool) -> list[int]:

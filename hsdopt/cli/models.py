@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from hsdopt.cli.common import new_table, output
+from hsdopt.cli.common import new_table, output, require_extra
 from hsdopt.errors import InvalidArgumentError
 
 app = typer.Typer(no_args_is_help=True, help="List the built-in models, or fetch them.")
@@ -20,7 +20,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 @app.command("list")
 def list_models(*, as_json: AsJson = False) -> None:
     """List the built-in models and whether they are in the cache."""
-    from hsdopt.runtime import builtin
+    with require_extra("runtime"):
+        from hsdopt.runtime import builtin
 
     fetched = builtin.is_fetched()
     rows = [
@@ -45,7 +46,8 @@ def fetch(
     as_json: AsJson = False,
 ) -> None:
     """Download and convert the built-in model (93 MB to download, 540 MB kept)."""
-    from hsdopt.runtime import builtin
+    with require_extra("runtime"):
+        from hsdopt.runtime import builtin
 
     if name not in builtin.BUILTIN:
         raise InvalidArgumentError(f"expected one of {', '.join(builtin.BUILTIN)}; got {name!r}")

@@ -22,11 +22,11 @@ from hsdopt.cli.common import (
     require_sources,
 )
 from hsdopt.cli.faults import CHECK_FAILED, resumable
-from hsdopt.errors import HsdoptError, InvalidArgumentError
+from hsdopt.errors import HsdoptError, InvalidArgumentError, ProfileError
 from hsdopt.plan import LOOKUP, Adaptive, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hsdopt.plan import Plan
     from hsdopt.profiles import Profile
@@ -55,6 +55,7 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Force = Annotated[bool, typer.Option("--force", help="Measure afresh, and replace a report that is at -o.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, sampling and bootstrap.")]
 Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
+Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
 
 _STEADY = 0.05
@@ -76,6 +77,7 @@ def validate(
     force: Force = False,
     seed: Seed = 0,
     output_path: Out = Path("validation"),
+    trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
     """Run the chosen plan and its rivals on held-out prompts; compare with what was predicted.
@@ -95,22 +97,25 @@ def validate(
     require_same_device(dict(profiled.provenance), where)
     workload = _workload(profiled, prompts, max_prompts)
     place = _Place(output_folder(output_path), resume=resume)
+    asked = _asked(profiled, workload, seed, plans=plan or [suite], repeats=repeats)
     finished = place.finished()
     if finished is not None:
-        _require_same(finished, _asked(profiled, workload, seed), place.report)
-        typer.echo(f"{place.report} is complete already", err=True)
+        _require_same(finished, asked, place.report)
+        runs = f"plans {', '.join(finished['provenance']['plans'])}; repeats {finished['provenance']['repeats']}"
+        typer.echo(f"{place.report} is complete already ({runs}); --force measures afresh", err=True)
         _print(finished, place.folder, as_json=as_json)
         _check_error(finished, max_error)
         return
     place.clear(force=force)
     solution, plans = _plans(profiled, plan or (), suite)
-    models = load_models(profiled, device=where)
+    models = load_models(profiled, device=where, trust_remote_code=trust_remote_code)
     rendered = render_prompts(workload, models[profiled.target])
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)
+    _check_contexts(profiled, models[profiled.target], rendered.values())
     timed, measured = _measured(profiled, models, rendered, plans, place, repeats=repeats, seed=seed)
     outcome = _compare(profiled, timed, solution, plans, [_run(one, profiled.target) for one in measured], seed=seed)
     report = outcome.to_report(
-        provenance=_provenance(profiled, workload, where, seed),
+        provenance=_provenance(profiled, workload, where, asked),
         mismatches=_mismatches(measured, plans, models[profiled.target], list(rendered.values()), profiled),
         why=solution.why,
         warnings=[*solution.warnings, *_speed_changes(profiled, timed)],
@@ -172,6 +177,17 @@ class _Place:
         """Delete the journals: what they hold stands in the report."""
         for path in (self.runs, self.control, self.traces):
             path.unlink(missing_ok=True)
+
+
+def _check_contexts(profiled: Profile, target: Model, prompts: Iterable[Sequence[int]]) -> None:
+    """Refuse prompts longer than the profile's costs cover, before anything is timed."""
+    longest = max(len(target.opening(prompt)) for prompt in prompts) + profiled.setting.max_new_tokens
+    covered = min(curve.max_context for curve in profiled.costs.values())
+    if longest > covered:
+        raise ProfileError(
+            f"expected prompts and outputs of up to {covered:.0f} tokens, which the profile covers; got {longest}: "
+            "profile with longer --contexts, or choose shorter prompts or --max-new-tokens"
+        )
 
 
 def _workload(profiled: Profile, prompts: str | None, count: int | None) -> Workload:
@@ -356,33 +372,36 @@ def _mismatches(
             places.setdefault((run.prompt, first), []).append(run.plan)
     found = []
     for (prompt, position), texts in places.items():
-        tie = near_tie(target, [*prompts[prompt], *own[prompt][:position]])
+        written = [*target.opening(prompts[prompt]), *own[prompt][:position]]
+        tie = near_tie(target, written, prompt=prompts[prompt])
         found += [Place(text, prompt, position, tie.gap, 4 * tie.difference) for text in texts]
     return found
 
 
-def _provenance(profiled: Profile, workload: Workload, device: str, seed: int) -> dict[str, Any]:
+def _provenance(profiled: Profile, workload: Workload, device: str, asked: dict[str, Any]) -> dict[str, Any]:
     from hsdopt.profiling.hardware import provenance
 
     models = {name: info.source for name, info in profiled.models.items()}
-    return {**provenance(device), **_asked(profiled, workload, seed), "workload": workload.name, "models": models}
+    return {**provenance(device), **asked, "workload": workload.name, "models": models}
 
 
-def _asked(profiled: Profile, workload: Workload, seed: int) -> dict[str, Any]:
+def _asked(profiled: Profile, workload: Workload, seed: int, *, plans: Sequence[str], repeats: int) -> dict[str, Any]:
     """Return what tells one validation from another, as its report keeps it."""
     return {
         "workload_sha256": workload.sha256,
         "prompts": [prompt.id for prompt in workload],
         "setting": profiled.setting.model_dump(),
         "seed": seed,
+        "plans": list(plans),
+        "repeats": repeats,
         "profile": {key: profiled.provenance.get(key) for key in ("date", "command", "workload_sha256")},
     }
 
 
 def _require_same(report: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
     stored = report.get("provenance", {})
-    for what, value in asked.items():
-        if stored.get(what) != value:
+    for what in (key for key in asked if key not in ("plans", "repeats")):  # those are said when it is shown
+        if stored.get(what) != asked[what]:
             raise HsdoptError(
                 f"{path} is complete, but of another {what}: name another folder with -o, or replace it with --force"
             )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hsdopt.acceptance import Acceptance, Traces
 from hsdopt.checks import FloatArray, check_length
-from hsdopt.costs import CostCurve
+from hsdopt.costs import CostCurve, tail_factors
 from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.latency.counts import steady_counts
 from hsdopt.latency.expected import expected_latency
@@ -237,7 +237,8 @@ def _curves(profile: Profile, name: str, count: int, rng: np.random.Generator) -
         return [CostCurve.fixed(float(value)) for value in np.median(np.concatenate(drawn, axis=1), axis=1)]
     medians = {(s.context, s.tokens): np.median(values, axis=1) for s, values in zip(samples, drawn, strict=True)}
     curve = profile.costs[name]
-    grid = np.array([[medians[context, tokens] for tokens in curve.tokens] for context in curve.contexts])
+    scale = tail_factors(drawn)
+    grid = scale * np.array([[medians[context, tokens] for tokens in curve.tokens] for context in curve.contexts])
     return [replace(curve, seconds=tuple(map(tuple, grid[..., index].tolist()))) for index in range(count)]
 
 
