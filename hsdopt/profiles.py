@@ -27,7 +27,7 @@ from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
 from hsdopt.plan import LOOKUP
 
-__all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "atomic_write"]
+__all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "Shape", "atomic_write"]
 
 SCHEMA = 1
 """The version of the profile's schema that this code writes and reads."""
@@ -38,6 +38,46 @@ DEFAULT_MAX_LENGTH = 32
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shape(_Record):
+    """What the work of a network's passes follows from; see `hsdopt.work`.
+
+    Attributes
+    ----------
+    layers, hidden_size, intermediate_size, heads, kv_heads, head_dim, vocab_size : int
+        Of the decoder. Layers may differ in width; the matrices are then counted, and attention is that of the widths
+        given here.
+    matrix_parameters : int or None
+        Entries of all matrices that every new token is multiplied with: neither embedding tables nor the head nor
+        experts. Taken to be those of gated feed-forward layers if not counted.
+    expert_parameters : int
+        Entries of the matrices of all experts together.
+    experts, experts_per_token : int
+        Experts of a layer, and how many of them a token goes through; 0 without experts.
+    weight_bytes : int or None
+        Bytes of the weights that a pass reads, those of all experts included: everything but tables of which it
+        reads some rows. `value_bytes` per parameter if not counted.
+    value_bytes : int
+        Bytes of one number in the key-value cache.
+    cross_attention : bool
+        Whether every layer attends to an encoder's output as well.
+    """
+
+    layers: int = Field(ge=1)
+    hidden_size: int = Field(ge=1)
+    intermediate_size: int = Field(ge=0)
+    heads: int = Field(ge=1)
+    kv_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=1)
+    vocab_size: int = Field(ge=1)
+    matrix_parameters: int | None = Field(default=None, ge=0)
+    expert_parameters: int = Field(default=0, ge=0)
+    experts: int = Field(default=0, ge=0)
+    experts_per_token: int = Field(default=0, ge=0)
+    weight_bytes: int | None = Field(default=None, ge=0)
+    value_bytes: int = Field(default=2, ge=1)
+    cross_attention: bool = False
 
 
 class ModelInfo(_Record):
@@ -55,6 +95,8 @@ class ModelInfo(_Record):
         The most positions it can hold.
     tokenizer : str
         Fingerprint of its vocabulary.
+    shape : Shape or None
+        What the work of its passes follows from; None in profiles that were made without.
     """
 
     source: str
@@ -68,6 +110,7 @@ class ModelInfo(_Record):
     engine: str = "transformers"
     revision: str = ""
     recipe: str = ""
+    shape: Shape | None = None
 
 
 class Setting(_Record):
