@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from hsdopt.errors import ModelError, VocabularyError
+from hsdopt.runtime.calm import CalmSession, Confidence
 from hsdopt.runtime.encoder_decoder import EncoderDecoderSession, PromptedLookup, start_ids
 from hsdopt.runtime.lookup import Bigrams, Lookup, LookupSession
 from hsdopt.runtime.session import Session, max_positions
@@ -48,6 +50,8 @@ class Model:
         How a lookup drafter searches, and its bigrams.
     start : tuple of int or None
         The ids that the decoder of an encoder-decoder network starts from; None if the prompt is the start.
+    confidence : Confidence or None
+        When tokens leave the layers of a network made with `with_exits`; None for those that always run them all.
     """
 
     name: str
@@ -64,6 +68,7 @@ class Model:
     precision: str
     lookup: Lookup | None = None
     start: tuple[int, ...] | None = None
+    confidence: Confidence | None = None
 
     @classmethod
     def of(
@@ -75,6 +80,7 @@ class Model:
         source: str = "memory",
         parameters: int | None = None,
         precision: str | None = None,
+        confidence: Confidence | None = None,
     ) -> Model:
         """Wrap a network that is in memory already.
 
@@ -99,6 +105,7 @@ class Model:
             fingerprint=fingerprint(tokenizer, size),
             precision=str(network.dtype).removeprefix("torch.") if precision is None else precision,
             start=start_ids(network, name),
+            confidence=confidence,
         )
         made.network_session()  # refuses caches that cannot be cropped
         return made
@@ -166,6 +173,8 @@ class Model:
         if self.network is None:
             raise ModelError(f"expected a network to score tokens; {self.name} is a lookup drafter")
         kind = Session if self.start is None else EncoderDecoderSession
+        if self.confidence is not None:
+            kind = partial(CalmSession, confidence=self.confidence)
         return kind(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
 
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.profiles import Profile
 from hsdopt.runtime import builtin
+from hsdopt.runtime.calm import Confidence, with_exits
 from hsdopt.runtime.early_exit import first_layers
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.model import Model, check_vocabulary, fingerprint, tensor_bytes
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["Model", "check_vocabulary", "fingerprint", "load_models", "tensor_bytes"]
 
 _ALIAS = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)=(?P<source>.+)", re.DOTALL)
-_DERIVED = re.compile(r"(?P<kind>int8|int4|skip:(?P<layers>\d+(?:,\d+)*)|exit:(?P<exit>\d+))@(?P<base>.+)", re.DOTALL)
+_DERIVED = re.compile(
+    r"(?P<kind>int8|int4|skip:(?P<layers>\d+(?:,\d+)*)|exit:(?P<exit>\d+)|calm:(?P<calm>[^@]*))@(?P<base>.+)", re.DOTALL
+)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 _HUB_SECONDS = 5.0
@@ -52,7 +55,8 @@ def load_models(
     names : iterable of str, mapping from name to source, or Profile
         The target first, then its drafters. Each is a built-in name, a folder, a GGUF file, a hub id, a recipe over
         another (``int8@SOURCE``, ``int4@SOURCE``, ``skip:12,16@SOURCE`` without those layers, ``exit:20@SOURCE``
-        with the first 20 only) or ``name=SOURCE``. A profile stands for the models that it was measured with, its
+        with the first 20 only, ``calm:0.9@SOURCE`` or ``calm:0.9,similarity@SOURCE`` with confidence exits: see
+        `Confidence`) or ``name=SOURCE``. A profile stands for the models that it was measured with, its
         lookup table among them.
     device : str or mapping of str to str
         Where the weights go: ``"cpu"``, ``"cuda"``, ... A mapping gives one per name, and "cpu" to those it lacks.
@@ -133,6 +137,10 @@ class _Loader:
 
     def _derive(self, name: str, recipe: re.Match[str]) -> Model:
         base = self.load(name, recipe["base"])
+        if base.confidence is not None:
+            raise InvalidArgumentError(f"expected calm: before every other recipe; got {recipe[0]}")
+        if recipe["calm"] is not None:
+            return _exiting(base, Confidence.parse(recipe["calm"]), name)
         if recipe["layers"] is not None:
             skipped = [int(number) for number in recipe["layers"].split(",")]
             made, precision, parameters = without_layers(base.network, skipped), base.precision, None
@@ -225,6 +233,14 @@ def _split(text: str) -> tuple[str, str]:
 def _expanded(source: str) -> str:
     """Replace a built-in name by its recipe, so that equal recipes are one."""
     return builtin.BUILTIN[source][0] if source in builtin.BUILTIN else source
+
+
+def _exiting(base: Model, confidence: Confidence, name: str) -> Model:
+    network = with_exits(base.network)
+    precision, parameters = base.precision, base.parameters
+    return Model.of(
+        network, base.tokenizer, name=name, precision=precision, parameters=parameters, confidence=confidence
+    )
 
 
 def _renamed(model: Model, name: str, source: str) -> Model:

@@ -155,12 +155,26 @@ def decoder_layers(network: PreTrainedModel) -> int:
     return int(_decoder(network).config.get_text_config(decoder=True).num_hidden_layers)
 
 
+def layer_list(network: PreTrainedModel) -> nn.ModuleList:
+    """Return the list of the decoder's layers.
+
+    Raises
+    ------
+    ModelError
+        If the network has no such list, or several.
+    """
+    owner, name = _place_of_layers(_decoder(network), decoder_layers(network))
+    found: nn.ModuleList = getattr(owner, name)
+    return found
+
+
 def _decoder(network: PreTrainedModel) -> PreTrainedModel:
     """Return the decoder of an encoder-decoder, else the network itself."""
     return network.get_decoder() if network.config.is_encoder_decoder else network
 
 
-def _keep_layers(network: PreTrainedModel, count: int, kept: list[int]) -> None:
+def _place_of_layers(network: PreTrainedModel, count: int) -> tuple[nn.Module, str]:
+    """Return the module that owns the list of `count` layers, and the list's name in it."""
     stacks = [(owner, name, child) for owner in network.modules() for name, child in owner.named_children()]
     stacks = [s for s in stacks if isinstance(s[2], nn.ModuleList) and len(s[2]) == count]
     inner = {id(part) for _, _, stack in stacks for layer in stack for part in layer.modules()}
@@ -169,7 +183,13 @@ def _keep_layers(network: PreTrainedModel, count: int, kept: list[int]) -> None:
         raise ModelError(
             f"expected one list of {count} layers in {type(network).__name__}; found {len(stacks)}: use another copy"
         )
-    owner, name, layers = stacks[0]
+    owner, name, _ = stacks[0]
+    return owner, name
+
+
+def _keep_layers(network: PreTrainedModel, count: int, kept: list[int]) -> None:
+    owner, name = _place_of_layers(network, count)
+    layers = getattr(owner, name)
     setattr(owner, name, nn.ModuleList([layers[index] for index in kept]))
     for new, layer in enumerate(getattr(owner, name)):
         for module in layer.modules():
