@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
 
-__all__ = ["CostCurve", "CostSample", "tail_factors"]
+__all__ = ["CostCurve", "CostSample", "fitted_costs"]
 
 _SLOWEST = 3.0
-"""A single timing counts at most this many medians."""
+"""A single timing counts at most this many times the fitted seconds."""
+
+_FEWEST = 2  # timings that say anything about noise
+_LEVELLED = 2.0  # standard errors within which a fall is noise
+_QUARTILE = 0.6745  # median of the absolute standard normal
 
 _CONTEXT_SLACK = 1.25
 """How far beyond the longest measured context a curve may still be read, as a factor."""
@@ -73,7 +78,7 @@ class CostCurve:
     contexts : tuple of int
         Measured context lengths, ascending.
     seconds : tuple of tuple of float
-        ``seconds[context][tokens]``, medians.
+        ``seconds[context][tokens]``, expected.
     constant : bool
         Whether any number of tokens costs the same (a single number given by hand, or lookup).
     """
@@ -108,11 +113,9 @@ class CostCurve:
 
     @classmethod
     def from_samples(cls, samples: Iterable[CostSample]) -> CostCurve:
-        """Return the curve through the medians of `samples`, which must fill a grid, scaled to add up.
+        """Return the curve that fits `samples`, which must fill a grid.
 
-        A run is a sum of passes, and the slow ones among them are part of it: medians alone promise too much. So
-        all medians are scaled by one factor, measured time over the time of as many medians (single timings count
-        at most three medians, so that a suspended machine does not stretch the curve).
+        See `fitted_costs` for how the timings become a curve.
 
         Raises
         ------
@@ -120,16 +123,19 @@ class CostCurve:
             If a combination of token count and context is missing.
         """
         kept = [s for s in samples if s.batch == 1]
-        medians = {(s.context, s.tokens): s.median for s in kept}
-        contexts = tuple(sorted({context for context, _ in medians}))
-        tokens = tuple(sorted({count for _, count in medians}))
-        missing = [(c, n) for c in contexts for n in tokens if (c, n) not in medians]
-        if missing or not medians:
+        timings = {(s.context, s.tokens): s.seconds for s in kept}
+        contexts = tuple(sorted({context for context, _ in timings}))
+        tokens = tuple(sorted({count for _, count in timings}))
+        missing = [(c, n) for c in contexts for n in tokens if (c, n) not in timings]
+        if missing or not timings:
             raise InvalidArgumentError(
                 f"expected cost samples on a full grid; missing (context, tokens): {missing[:3]}"
             )
-        scale = float(tail_factors([np.asarray([s.seconds]) for s in kept])[0])
-        return cls(tokens, contexts, tuple(tuple(scale * medians[c, n] for n in tokens) for c in contexts))
+        most = max(map(len, timings.values()))
+        grid = np.full((1, len(contexts), len(tokens), most), np.nan)
+        for (context, count), seconds in timings.items():
+            grid[0, contexts.index(context), tokens.index(count), : len(seconds)] = seconds
+        return cls(tokens, contexts, tuple(map(tuple, fitted_costs(grid)[0].tolist())))
 
     @property
     def max_tokens(self) -> float:
@@ -195,21 +201,61 @@ class CostCurve:
         return np.asarray(np.maximum(grid[right - 1] * (1 - weight) + grid[right] * weight, 0.0))
 
 
-def tail_factors(timings: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Return measured time over the time of as many medians, for each of several replicates.
+def fitted_costs(timings: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the expected seconds of every kind of pass, for each of several replicates.
+
+    Single timings of a busy machine are off by a fifth, so that a cell's own few do not make a good curve. Three
+    things are known of its neighbours: at other contexts the curve has nearly the same shape (medians are drawn
+    towards one shape for all contexts, the more, the less they differ from it beyond their noise); more tokens
+    do not take less time (falls within the noise are levelled, real steps either way stay); and a slow pass is
+    part of a run (all are scaled by measured time over fitted time). Without noise the medians come back.
 
     Parameters
     ----------
-    timings : sequence of ndarray, shape [replicates, repeats]
-        One array per kind of pass, seconds.
+    timings : ndarray, shape [replicates, contexts, tokens, repeats]
+        Seconds; nan where a cell has fewer timings than others.
 
     Returns
     -------
-    ndarray, shape [replicates]
+    ndarray, shape [replicates, contexts, tokens]
     """
-    medians = [np.median(values, axis=1, keepdims=True) for values in timings]
-    measured = sum(
-        np.minimum(values, _SLOWEST * median).sum(axis=1) for values, median in zip(timings, medians, strict=True)
-    )
-    expected = sum(median[:, 0] * values.shape[1] for values, median in zip(timings, medians, strict=True))
-    return np.asarray(np.divide(measured, expected, out=np.ones(len(medians[0])), where=np.asarray(expected) > 0))
+    count = np.median(np.isfinite(timings).sum(axis=3))
+    if count < _FEWEST or np.nanmin(timings) <= 0:
+        return np.asarray(np.nanmedian(timings, axis=3))
+    logs = np.log(timings)
+    cells = np.nanmedian(logs, axis=3)
+    spread = np.nanmedian(np.abs(logs - cells[..., np.newaxis]), axis=(1, 2, 3)) / _QUARTILE
+    spread *= math.sqrt(count / (count - 1))
+    noise = (math.pi / 2 * spread**2 / count)[:, np.newaxis, np.newaxis]  # variance of a cell's median
+    fitted, noise = _one_shape(logs, cells, noise)
+    seconds = np.exp(_levelled(fitted, _LEVELLED * np.sqrt(noise)))
+    return np.asarray(seconds * _tail(timings, seconds)[:, np.newaxis, np.newaxis])
+
+
+def _one_shape(
+    logs: NDArray[np.float64], cells: NDArray[np.float64], noise: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the cells drawn towards one shape for all contexts, and the variance that is left."""
+    contexts, tokens = cells.shape[1:]
+    level = np.median(cells - np.median(cells, axis=1, keepdims=True), axis=2, keepdims=True)
+    moved = (logs - level[..., np.newaxis]).transpose(0, 2, 1, 3).reshape(len(cells), tokens, -1)
+    shape = level + np.nanmedian(moved, axis=2)[:, np.newaxis]
+    own = cells - shape
+    free = (contexts - 1) * (tokens - 1) / (contexts * tokens)
+    spread = np.median(np.abs(own), axis=2, keepdims=True) / _QUARTILE
+    real = np.maximum(spread**2 - free * noise, 0.0)
+    weight = np.divide(real, real + noise, out=np.ones_like(real), where=noise > 0)
+    return shape + weight * own, noise * (weight + (1 - weight) / contexts)
+
+
+def _levelled(fitted: NDArray[np.float64], tolerance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return curves that never fall along the tokens, except where they fall by more than `tolerance`."""
+    rising = np.apply_along_axis(lambda row: isotonic_regression(row).x, 2, fitted)
+    return np.where(np.abs(rising - fitted) <= tolerance, rising, fitted)
+
+
+def _tail(timings: NDArray[np.float64], fitted: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return measured time over fitted time, replicate by replicate; single timings count at most `_SLOWEST` fits."""
+    whole = np.where(np.isfinite(timings), fitted[..., np.newaxis], 0.0)
+    measured = np.nansum(np.minimum(timings, _SLOWEST * whole), axis=(1, 2, 3))
+    return np.asarray(measured / whole.sum(axis=(1, 2, 3)))

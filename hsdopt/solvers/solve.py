@@ -24,6 +24,7 @@ __all__ = ["FAMILIES", "solve"]
 
 FAMILIES = ("speculative", "hierarchy", "cascade", "adaptive", "bild", "all")
 
+_CONFIDENT = 0.8  # share of replicates in which a plan that is run beats autoregression
 _LEADING = 8  # plans compared in every replicate
 _RUNNERS_UP = 10
 _PER_SET = 2  # of any set of models among the leading
@@ -284,12 +285,12 @@ def _decide(
     *,
     required: bool,
 ) -> Candidate:
-    """Return the plan to run: the best, unless it might be no better than the target alone."""
+    """Return the plan to run: the best, unless too few replicates find it faster than the target alone."""
     if contender is None:
         return alone
     if required:
         return contender
-    if sure is not None and sure.interval[0] <= 1.0:
+    if sure is not None and sure.probability_faster < _CONFIDENT:
         return alone
     return ordered[0]
 
@@ -307,13 +308,13 @@ def _warnings(best: Candidate, contender: Candidate | None, alone: Candidate, su
     words = plan_words(contender.plan)
     if sure is not None:
         low, high = sure.interval
-        if low <= 1.0 <= high:
-            yield (
-                f"within noise of autoregression: do not speculate ({words} is {low:.3g}x to {high:.3g}x; "
-                "profile more prompts to tell)"
-            )
-        elif high < 1.0:
+        found = f"{words} is {low:.3g}x to {high:.3g}x, faster in {sure.probability_faster:.0%} of the replicates"
+        if high < 1.0:
             yield f"slower than autoregression: do not speculate ({words} is {low:.3g}x to {high:.3g}x)"
+        elif sure.probability_faster < _CONFIDENT:
+            yield f"within noise of autoregression: do not speculate ({found}); profile more prompts to tell"
+        elif low <= 1.0:
+            yield f"not surely faster than autoregression ({found}); profile more prompts to tell"
     elif contender.seconds_per_token >= alone.seconds_per_token:
         yield f"no faster than autoregression: do not speculate ({words})"
     if best.estimate.extrapolated > 0:

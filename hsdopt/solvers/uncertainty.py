@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hsdopt.acceptance import Acceptance, Traces
 from hsdopt.checks import FloatArray, check_length
-from hsdopt.costs import CostCurve, tail_factors
+from hsdopt.costs import CostCurve, fitted_costs
 from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.latency.counts import steady_counts
 from hsdopt.latency.expected import expected_latency
@@ -36,6 +36,8 @@ class Assessment:
     ----------
     interval : (float, float)
         95 % interval of the plan's speed-up over autoregression.
+    probability_faster : float
+        Share of the replicates in which the plan is faster than autoregression.
     probability_within : float
         Share of the replicates in which the plan is within 2 % of the best of all plans compared.
     resolution : float
@@ -44,6 +46,7 @@ class Assessment:
     """
 
     interval: tuple[float, float]
+    probability_faster: float
     probability_within: float
     resolution: float
 
@@ -97,6 +100,7 @@ def assess(
     low, high = np.percentile(alone / seconds[:, 0], _ends())
     return Assessment(
         (float(low), float(high)),
+        float(np.mean(seconds[:, 0] < alone)),
         float(np.mean(seconds[:, 0] <= seconds.min(axis=1) * (1 + _WITHIN))),
         _resolution(every, seconds),
     )
@@ -235,11 +239,13 @@ def _curves(profile: Profile, name: str, count: int, rng: np.random.Generator) -
     drawn = [np.asarray(s.seconds)[rng.integers(len(s.seconds), size=(count, len(s.seconds)))] for s in samples]
     if profile.costs[name].constant:
         return [CostCurve.fixed(float(value)) for value in np.median(np.concatenate(drawn, axis=1), axis=1)]
-    medians = {(s.context, s.tokens): np.median(values, axis=1) for s, values in zip(samples, drawn, strict=True)}
     curve = profile.costs[name]
-    scale = tail_factors(drawn)
-    grid = scale * np.array([[medians[context, tokens] for tokens in curve.tokens] for context in curve.contexts])
-    return [replace(curve, seconds=tuple(map(tuple, grid[..., index].tolist()))) for index in range(count)]
+    most = max(len(s.seconds) for s in samples)
+    timings = np.full((count, len(curve.contexts), len(curve.tokens), most), np.nan)
+    for s, values in zip(samples, drawn, strict=True):
+        timings[:, curve.contexts.index(s.context), curve.tokens.index(s.tokens), : len(s.seconds)] = values
+    grids = fitted_costs(timings)
+    return [replace(curve, seconds=tuple(map(tuple, grid.tolist()))) for grid in grids]
 
 
 def _laws(traces: Traces, pair: tuple[str, str], weights: FloatArray, length: int) -> list[Acceptance]:
