@@ -11,7 +11,7 @@ from hsdopt.latency.expected import expected_latency
 from hsdopt.plan import LOOKUP, Bild, Level, Plan, Segment, Stop
 from hsdopt.profiles import Profile
 
-__all__ = ["SUITES", "suite"]
+__all__ = ["SUITES", "assistants", "suite"]
 
 SUITES = {"quick": 8, "standard": 16, "full": 44}
 """Number of plans per suite."""
@@ -65,6 +65,21 @@ def suite(profile: Profile, chosen: Iterable[Plan], name: str = "standard") -> t
         if len(plans) < SUITES[name] and plan not in plans and _seconds(plan, profile) <= limit:
             plans[plan] = None
     return tuple(plans)[: SUITES[name]]
+
+
+def assistants(profile: Profile) -> tuple[str, ...]:
+    """Return the drafters that are networks, the one that alone helps the target most first.
+
+    Parameters
+    ----------
+    profile : Profile
+        Its predictions rank them; drafters that it cannot predict are left out.
+    """
+    seconds = {
+        name: _seconds(_draft(profile.target, name, _best_length(profile, name)), profile)
+        for name in _networks(profile)
+    }
+    return tuple(sorted((name for name in seconds if seconds[name] < math.inf), key=seconds.__getitem__))
 
 
 def _in_turn(groups: Iterable[Iterable[Plan]]) -> Iterator[Plan]:

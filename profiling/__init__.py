@@ -12,18 +12,26 @@ from hsdopt.profiles import Setting
 from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
 
 if TYPE_CHECKING:
+    from hsdopt.profiling.baselines import Baselines, TransformersBaseline, transformers_baselines
     from hsdopt.profiling.control import ControlCosts
     from hsdopt.profiling.drift import Drift, recheck
     from hsdopt.profiling.extend import add_drafters
     from hsdopt.profiling.measure import check_room, profile, render_prompts, trace_prompts
-    from hsdopt.profiling.validate import MeasuredRun, measure_plans
+    from hsdopt.profiling.quality import Judge, Quality, score
+    from hsdopt.profiling.validate import MeasuredRun, Runner, Timed, measure_plans
 
 __all__ = [
+    "Baselines",
     "ControlCosts",
     "Drift",
+    "Judge",
     "MeasuredRun",
     "Prompt",
+    "Quality",
+    "Runner",
     "Setting",
+    "Timed",
+    "TransformersBaseline",
     "Workload",
     "add_drafters",
     "check_room",
@@ -34,19 +42,28 @@ __all__ = [
     "render",
     "render_prompts",
     "trace_prompts",
+    "transformers_baselines",
 ]
 
 _HOMES = {
+    "Baselines": "hsdopt.profiling.baselines",
     "ControlCosts": "hsdopt.profiling.control",
     "Drift": "hsdopt.profiling.drift",
+    "Judge": "hsdopt.profiling.quality",
     "MeasuredRun": "hsdopt.profiling.validate",
+    "Quality": "hsdopt.profiling.quality",
+    "Runner": "hsdopt.profiling.validate",
+    "Timed": "hsdopt.profiling.validate",
+    "TransformersBaseline": "hsdopt.profiling.baselines",
     "add_drafters": "hsdopt.profiling.extend",
     "check_room": "hsdopt.profiling.measure",
     "measure_plans": "hsdopt.profiling.validate",
     "profile": "hsdopt.profiling.measure",
     "recheck": "hsdopt.profiling.drift",
     "render_prompts": "hsdopt.profiling.measure",
+    "score": "hsdopt.profiling.quality",
     "trace_prompts": "hsdopt.profiling.measure",
+    "transformers_baselines": "hsdopt.profiling.baselines",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,17 +14,55 @@ from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import digest, machine
 from hsdopt.runtime import generate
-from hsdopt.runtime.events import Generation
 from hsdopt.runtime.model import Model
 
-__all__ = ["MeasuredRun", "measure_plans"]
+__all__ = ["MeasuredRun", "Runner", "Timed", "measure_plans"]
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """What one generation took.
+
+    Attributes
+    ----------
+    output : tuple of int
+        The tokens.
+    tokens : int
+        How many of them `seconds` were spent on: those after the first.
+    seconds : float
+        From the end of every model's prefill to the last token.
+    prefill_seconds : float
+        Time of all prefills.
+    tokens_per_pass : float
+        Those tokens, per pass of the target.
+    passes : tuple of (model, new tokens, passes, seconds)
+        What was run after the prefills; empty where nobody logged it.
+    """
+
+    output: tuple[int, ...]
+    tokens: int
+    seconds: float
+    prefill_seconds: float
+    tokens_per_pass: float
+    passes: tuple[tuple[str, int, int, float], ...] = ()
+
+
+class Runner(Protocol):
+    """Something that writes text and is timed in turn with the plans."""
+
+    @property
+    def label(self) -> str:
+        """What its runs are called."""
+
+    def run(self, prompt: Sequence[int], *, setting: Setting, seed: int) -> Timed:
+        """Write `setting.max_new_tokens` tokens after `prompt`, end of text ignored."""
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One plan on one prompt, once.
+    """One plan (or baseline) on one prompt, once.
 
     Attributes
     ----------
@@ -32,16 +70,8 @@ class MeasuredRun:
         Its label.
     prompt, repeat, order : int
         Which prompt, which repeat, and the place of the run in time.
-    output : tuple of int
-        The tokens.
-    seconds : float
-        From the end of every model's prefill to the last token.
-    prefill_seconds : float
-        Time of all prefills.
-    passes : tuple of (model, new tokens, passes, seconds)
-        What was run after the prefills.
-    tokens_per_pass : float
-        Tokens after the first, per pass of the target.
+    output, tokens, seconds, prefill_seconds, tokens_per_pass, passes
+        As in `Timed`.
     """
 
     plan: str
@@ -49,10 +79,11 @@ class MeasuredRun:
     repeat: int
     order: int
     output: tuple[int, ...]
+    tokens: int
     seconds: float
     prefill_seconds: float
-    passes: tuple[tuple[str, int, int, float], ...]
     tokens_per_pass: float
+    passes: tuple[tuple[str, int, int, float], ...]
 
     def to_record(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -74,16 +105,17 @@ def measure_plans(
     setting: Setting,
     repeats: int,
     journal: str | Path,
+    runners: Sequence[Runner] = (),
     resume: bool = False,
     seed: int = 0,
     between: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[MeasuredRun, ...]:
-    """Return one run per plan, prompt and repeat.
+    """Return one run per plan (or other runner), prompt and repeat.
 
-    All plans take their turns on one prompt before the next prompt, in an order drawn anew each time, so
-    a machine that slows down slows them alike and ratios can be paired. End-of-text is ignored, so all
-    plans write the same number of tokens.
+    All take their turns on one prompt before the next prompt, in an order drawn anew each time, so a machine that
+    slows down slows them alike and ratios can be paired. End-of-text is ignored, so all write the same number of
+    tokens.
 
     Parameters
     ----------
@@ -98,12 +130,14 @@ def measure_plans(
         Runs of each plan on each prompt.
     journal : str or Path
         Every run is there before the next starts.
+    runners : sequence of Runner
+        What else takes its turns: baselines.
     resume : bool
         Continue the journal.
     seed : int
         Of the order, and of sampling: all plans see the same seeds.
     between : callable, optional
-        Called after all plans have had their turn on a prompt.
+        Called after all have had their turn on a prompt.
     progress : callable, optional
         Called with (stage, done, total).
 
@@ -112,9 +146,47 @@ def measure_plans(
     ProfileError
         If the journal cannot be continued or written.
     """
-    texts = [plan.label for plan in plans]
-    header = {
-        "plans": texts,
+    entrants: list[Runner] = [*(_PlanRunner(plan, models) for plan in plans), *runners]
+    record = Journal(
+        Path(journal),
+        _header(plans, models, prompts, setting=setting, repeats=repeats, seed=seed, runners=runners),
+        resume=resume,
+    )
+    runs = [MeasuredRun.from_record(entry) for entry in record.records]
+    finished = {(run.plan, run.prompt, run.repeat) for run in runs}
+    total = len(entrants) * len(prompts) * repeats
+    if len(finished) < total:
+        _warm_up(entrants, prompts[0], setting)
+    for repeat, prompt, index in _turns(len(entrants), len(prompts), repeats, seed):
+        label = entrants[index].label
+        if (label, prompt, repeat) in finished:
+            continue
+        # plans draw alike from the same seed, so a repeat differs and a plan does not
+        timed = entrants[index].run(prompts[prompt], setting=setting, seed=seed + repeat * len(prompts) + prompt)
+        fields = {name: getattr(timed, name) for name in Timed.__slots__}
+        runs.append(MeasuredRun(plan=label, prompt=prompt, repeat=repeat, order=len(runs), **fields))
+        record.add(**runs[-1].to_record())
+        if progress is not None:
+            progress("runs", len(runs), total)
+        if between is not None and len(runs) % len(entrants) == 0:
+            between()
+    return tuple(runs)
+
+
+def _header(
+    plans: Sequence[Plan],
+    models: Mapping[str, Model],
+    prompts: Sequence[Sequence[int]],
+    *,
+    setting: Setting,
+    repeats: int,
+    seed: int,
+    runners: Sequence[Runner],
+) -> dict[str, Any]:
+    """Return what tells one measurement from another."""
+    return {
+        "plans": [plan.label for plan in plans],
+        "baselines": [runner.label for runner in runners],
         "prompts": [digest(prompt) for prompt in prompts],
         "setting": setting.model_dump(),
         "repeats": repeats,
@@ -122,57 +194,47 @@ def measure_plans(
         "models": {name: model.source for name, model in models.items()},
         "machine": machine(models[plans[0].target]),
     }
-    record = Journal(Path(journal), header, resume=resume)
-    runs = [MeasuredRun.from_record(entry) for entry in record.records]
-    finished = {(run.plan, run.prompt, run.repeat) for run in runs}
-    if len(finished) < len(plans) * len(prompts) * repeats:
-        _warm_up(plans, models, prompts[0], setting)
-    for repeat, prompt, index in _turns(len(plans), len(prompts), repeats, seed):
-        if (texts[index], prompt, repeat) in finished:
-            continue
-        # plans draw alike from the same seed, so a repeat differs and a plan does not
-        output = _run(plans[index], models, prompts[prompt], setting, seed=seed + repeat * len(prompts) + prompt)
-        runs.append(_measured(output, texts[index], prompt, repeat, order=len(runs)))
-        record.add(**runs[-1].to_record())
-        if progress is not None:
-            progress("runs", len(runs), len(plans) * len(prompts) * repeats)
-        if between is not None and len(runs) % len(plans) == 0:
-            between()
-    return tuple(runs)
 
 
-def _turns(plans: int, prompts: int, repeats: int, seed: int) -> Iterator[tuple[int, int, int]]:
+def _turns(entrants: int, prompts: int, repeats: int, seed: int) -> Iterator[tuple[int, int, int]]:
     rng = np.random.default_rng(seed)
     for repeat in range(repeats):
         for prompt in range(prompts):
-            for index in rng.permutation(plans).tolist():
+            for index in rng.permutation(entrants).tolist():
                 yield repeat, prompt, index
 
 
-def _warm_up(plans: Sequence[Plan], models: Mapping[str, Model], prompt: Sequence[int], setting: Setting) -> None:
-    """Run every plan briefly and drop the result: first passes allocate and compile."""
+def _warm_up(entrants: Sequence[Runner], prompt: Sequence[int], setting: Setting) -> None:
+    """Run everything briefly and drop the result: first passes allocate and compile."""
     short = setting.model_copy(update={"max_new_tokens": min(setting.max_new_tokens, 6)})
-    for plan in plans:
-        _run(plan, models, prompt, short, seed=0)
+    for entrant in entrants:
+        entrant.run(prompt, setting=short, seed=0)
 
 
-def _run(plan: Plan, models: Mapping[str, Model], prompt: Sequence[int], setting: Setting, *, seed: int) -> Generation:
-    return generate(plan, models, list(prompt), ignore_eos=True, seed=seed, **setting.model_dump())
+@dataclass(frozen=True, slots=True)
+class _PlanRunner:
+    """A plan and its models, as something to time."""
 
+    plan: Plan
+    models: Mapping[str, Model]
 
-def _measured(output: Generation, text: str, prompt: int, repeat: int, *, order: int) -> MeasuredRun:
-    groups: dict[tuple[str, int], list[float]] = {}
-    for event in output.events:
-        if event.kind in ("pass", "lookup"):  # a request to a lookup drafter is one "pass" of one token
-            groups.setdefault((event.model, max(1, event.new_tokens)), []).append(event.seconds)
-    return MeasuredRun(
-        plan=text,
-        prompt=prompt,
-        repeat=repeat,
-        order=order,
-        output=tuple(output.tokens),
-        seconds=output.seconds.decode,
-        prefill_seconds=output.seconds.prefill,
-        passes=tuple((name, count, len(times), sum(times)) for (name, count), times in sorted(groups.items())),
-        tokens_per_pass=output.counters.tokens_per_pass,
-    )
+    @property
+    def label(self) -> str:
+        """The plan's label."""
+        return self.plan.label
+
+    def run(self, prompt: Sequence[int], *, setting: Setting, seed: int) -> Timed:
+        """Run the plan and group its passes."""
+        output = generate(self.plan, self.models, list(prompt), ignore_eos=True, seed=seed, **setting.model_dump())
+        groups: dict[tuple[str, int], list[float]] = {}
+        for event in output.events:
+            if event.kind in ("pass", "lookup"):  # a request to a lookup drafter is one "pass" of one token
+                groups.setdefault((event.model, max(1, event.new_tokens)), []).append(event.seconds)
+        return Timed(
+            output=tuple(output.tokens),
+            tokens=len(output.tokens) - 1,
+            seconds=output.seconds.decode,
+            prefill_seconds=output.seconds.prefill,
+            tokens_per_pass=output.counters.tokens_per_pass,
+            passes=tuple((name, count, len(times), sum(times)) for (name, count), times in sorted(groups.items())),
+        )

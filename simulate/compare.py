@@ -34,6 +34,9 @@ __all__ = [
     "plan_family",
 ]
 
+BASELINE = "baseline"
+"""The family of what is no plan."""
+
 REPORT_SCHEMA = 1
 """The version of report.json that this code writes."""
 
@@ -197,6 +200,8 @@ class PlanResult:
         Share of the measured time spent outside the passes.
     seconds_by_model, passes_by_model : mapping of str to float
         Seconds and passes per token.
+    memory_bytes : int or None
+        Weights that have to be loaded.
     """
 
     plan: str
@@ -214,6 +219,12 @@ class PlanResult:
     outside: float | None = None
     seconds_by_model: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     passes_by_model: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    memory_bytes: int | None = None
+
+    @property
+    def baseline(self) -> bool:
+        """Whether this is no plan but something from elsewhere, timed beside the plans."""
+        return self.family == BASELINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +270,7 @@ class Comparison:
     Attributes
     ----------
     plans : tuple of PlanResult
-        Fastest first.
+        Fastest first; baselines among them.
     chosen, autoregression : str
     best : str
         The fastest candidate over all repeats.
@@ -273,6 +284,14 @@ class Comparison:
     scores : tuple of PredictorScore
     coverage : float or None
         Share of plans whose measured time lies within the transfer prediction's interval.
+    interval_width : float or None
+        Median over plans of that interval's width, relative to its middle.
+    intervals : int
+        How many plans have one.
+    fastest_baseline : str or None
+        The baseline that was fastest over all repeats.
+    against_baseline : Interval or None
+        Its time over the chosen plan's, paired over prompts: above 1, the plan is faster.
     drift : float or None
         How much slower (relative) the same work was at the end of the measurement than at its start.
     slow_runs : int
@@ -292,6 +311,10 @@ class Comparison:
     primary: str
     scores: tuple[PredictorScore, ...]
     coverage: float | None
+    interval_width: float | None
+    intervals: int
+    fastest_baseline: str | None
+    against_baseline: Interval | None
     drift: float | None
     slow_runs: int
     prompts: int
@@ -344,8 +367,11 @@ class Comparison:
         *,
         provenance: Mapping[str, Any] = _EMPTY,
         mismatches: Iterable[Mismatch] = (),
+        outputs_compared: bool = True,
+        distribution: Mapping[str, Any] | None = None,
         why: str = "",
         warnings: Iterable[str] = (),
+        notes: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Return report.json as a dictionary of plain values (None where a figure does not exist).
 
@@ -355,9 +381,15 @@ class Comparison:
             Plain values: versions, device, workload, command line.
         mismatches : iterable of Mismatch
             Where greedy outputs differed from the target's own.
+        outputs_compared : bool
+            Whether anybody looked; sampled outputs cannot be compared token by token.
+        distribution : mapping, optional
+            Of single outputs: "plan", "measured" (seconds per token, one per run) and "predicted" (the same by
+            predictor).
         why : str
             One line on why the solver chose its plan.
-        warnings : iterable of str
+        warnings, notes : iterable of str
+            What to be careful about; what is said beside the baselines.
         """
         return {
             "format": "hsdopt-report",
@@ -365,9 +397,13 @@ class Comparison:
             "summary": _summary(self),
             "why": why,
             "warnings": list(warnings),
-            "plans": [_plan_entry(result, self) for result in self.plans],
+            "plans": [_plan_entry(result, self) for result in self.plans if not result.baseline],
+            "baselines": [_plan_entry(result, self) for result in self.plans if result.baseline],
+            "notes": list(notes),
             "predictors": [_score_entry(score) for score in self.scores],
             "mismatches": [_mismatch_entry(mismatch) for mismatch in mismatches],
+            "outputs_compared": outputs_compared,
+            "distribution": None if distribution is None else dict(distribution),
             "provenance": dict(provenance),
         }
 
@@ -382,6 +418,7 @@ def compare(
     cost: Callable[[str, int], float] | None = None,
     candidates: Collection[str] | None = None,
     families: Mapping[str, str] = _EMPTY,
+    memory: Mapping[str, int] = _EMPTY,
     replicates: int = 4000,
     confidence: float = 0.95,
 ) -> Comparison:
@@ -399,10 +436,12 @@ def compare(
         Profiled cost of one pass, for the split of the error into acceptance and cost. A plan for which it
         raises PredictionError gets no split.
     candidates : collection of str, optional
-        The plans that the solver could have chosen, for the regret; by default every plan that was run. Leave
-        out plans that change the output and baselines from elsewhere.
+        The plans that the solver could have chosen, for the regret; by default every plan that was run, which
+        baselines are not. Leave out plans that change the output.
     families : mapping of str to str
-        Families of labels that are not plans in notation, as of adaptive plans.
+        Families of labels that are not plans in notation, as of adaptive plans; other such labels are baselines.
+    memory : mapping of str to int
+        Bytes of weights that each plan needs loaded, where known.
     replicates : int
         Bootstrap replicates.
     confidence : float
@@ -431,13 +470,16 @@ def compare(
     grid = _Grid.from_runs(tuple(runs), rng, replicates, confidence)
     for name in (chosen, autoregression, *(candidates or ())):
         grid.index(name)
-    options = grid.plans if candidates is None else tuple(name for name in grid.plans if name in set(candidates))
     results = tuple(
-        replace(result, family=families.get(result.plan, result.family))
+        replace(result, family=families.get(result.plan, result.family), memory_bytes=memory.get(result.plan))
         for result in _results(grid, predictions, autoregression, cost)
     )
+    baselines = tuple(result.plan for result in results if result.baseline)
+    allowed = {*grid.plans} - {*baselines} if candidates is None else {*candidates}
+    options = tuple(name for name in grid.plans if name in allowed)
     regret, against = _regret(grid, chosen, options)
     rates = dict(zip(grid.plans, grid.rates(), strict=True))
+    fastest = min(baselines, key=rates.__getitem__, default=None)
     return Comparison(
         plans=results,
         chosen=chosen,
@@ -448,6 +490,10 @@ def compare(
         primary=predictions.primary,
         scores=_scores(grid, predictions, results, options),
         coverage=_coverage(results),
+        interval_width=_interval_width(results),
+        intervals=sum(result.transfer_interval is not None for result in results),
+        fastest_baseline=fastest,
+        against_baseline=_against(grid, chosen, fastest),
         drift=_drift(grid.runs),
         slow_runs=int(np.count_nonzero(grid.seconds > _SLOW * grid.seconds.min(axis=1, keepdims=True))),
         prompts=grid.prompts,
@@ -470,7 +516,7 @@ def plan_family(text: str) -> str:
     try:
         plan = parse_plan(text)
     except PlanError:
-        return "baseline"
+        return BASELINE
     if isinstance(plan, Bild):
         return "bild"
     if isinstance(plan, Adaptive) or not isinstance(plan, Level):
@@ -624,6 +670,21 @@ def _coverage(results: Sequence[PlanResult]) -> float | None:
     return sum(inside) / len(inside) if inside else None
 
 
+def _interval_width(results: Sequence[PlanResult]) -> float | None:
+    """Return the median width of the predicted intervals, relative to their middles."""
+    bounds = [result.transfer_interval for result in results if result.transfer_interval is not None]
+    return float(np.median([2 * (high - low) / (high + low) for low, high in bounds])) if bounds else None
+
+
+def _against(grid: _Grid, chosen: str, baseline: str | None) -> Interval | None:
+    """Return the baseline's time over the chosen plan's."""
+    if baseline is None:
+        return None
+    ours, theirs = grid.index(chosen), grid.index(baseline)
+    rates, draws = grid.rates(), grid.replicates()
+    return grid.interval(rates[theirs] / rates[ours], draws[:, theirs] / draws[:, ours])
+
+
 def _results(
     grid: _Grid, predictions: Predictions, autoregression: str, cost: Callable[[str, int], float] | None
 ) -> tuple[PlanResult, ...]:
@@ -752,6 +813,8 @@ def _summary(outcome: Comparison) -> dict[str, Any]:
         "transfer_median_error": transfer and transfer.median_error,
         "transfer_p95_error": transfer and transfer.p95_error,
         "transfer_coverage": outcome.coverage,
+        "transfer_interval_width": outcome.interval_width,
+        "transfer_intervals": outcome.intervals,
         "spearman": model and model.spearman,
         "rank_agreement": model and model.rank_agreement,
         "rank_pairs": model.rank_pairs if model else 0,
@@ -762,6 +825,9 @@ def _summary(outcome: Comparison) -> dict[str, Any]:
         "speedup": chosen.speedup.value,
         "speedup_interval": _bounds(chosen.speedup),
         "predicted_speedup": alone_forecast[outcome.primary] / forecast[outcome.primary] if foreseen else None,
+        "fastest_baseline": outcome.fastest_baseline,
+        "against_baseline": outcome.against_baseline and outcome.against_baseline.value,
+        "against_baseline_interval": _bounds(outcome.against_baseline),
         "prompts": outcome.prompts,
         "repeats": outcome.repeats,
         "runs": outcome.runs,
@@ -800,6 +866,7 @@ def _plan_entry(result: PlanResult, outcome: Comparison) -> dict[str, Any]:
         "transfer": dict(result.transfer),
         "seconds_by_model": dict(result.seconds_by_model),
         "passes_by_model": dict(result.passes_by_model),
+        "memory_bytes": result.memory_bytes,
     }
 
 

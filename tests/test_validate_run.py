@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from stack import call, kill_midway, make_stack, profile_arguments, refused
+from stack import call, edited, kill_midway, make_stack, profile_arguments, refused
 
 from hsdopt.profiles import Profile
 from hsdopt.profiling.validate import MeasuredRun
@@ -48,15 +48,21 @@ def test_a_finished_report_is_kept(profile: Path, finished: Path) -> None:
     again = call("validate", profile, *QUICK, "-o", finished, "--resume", "--json")
     assert json.loads(again.stdout) == json.loads(before)
     assert "complete already" in again.stderr
-    assert "of another seed" in refused("validate", profile, *QUICK, "--seed", "3", "-o", finished, "--resume")
+    for option, said in (
+        (("--seed", "3"), "with seed = 0; this call says 3"),
+        (("--repeats", "3"), "with repeats = 2; this call says 3"),
+        (("--plan", "big(small:2)"), 'with plans = ["quick"]; this call says ["big(small:2)"]'),
+        (("--baselines",), "with baselines = false; this call says true"),
+    ):
+        assert said in refused("validate", profile, *QUICK, *option, "-o", finished, "--resume")
     assert (finished / "report.json").read_bytes() == before
 
 
 def test_max_error_decides_the_exit_code(profile: Path, finished: Path) -> None:
-    strict = call("validate", profile, "-o", finished, "--resume", "--max-error", "0", code=1)
+    strict = call("validate", profile, *QUICK, "-o", finished, "--resume", "--max-error", "0", code=1)
     assert "--max-error 0.0%" in strict.stderr
     assert "report:" in strict.stdout
-    call("validate", profile, "-o", finished, "--resume", "--max-error", "1e9")
+    call("validate", profile, *QUICK, "-o", finished, "--resume", "--max-error", "1e9")
 
 
 def test_killed_and_resumed_keeps_every_run(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,18 +103,14 @@ def test_refused_before_anything_runs(profile: Path, tmp_path: Path) -> None:
 
 
 def test_another_machine_or_thread_count_is_refused(profile: Path, tmp_path: Path) -> None:
-    stored = json.loads(profile.read_text())
-    moved = tmp_path / "profile.json"
     for change, said in ({"threads": 3}, "with 3 threads"), ({"device": "Abacus"}, "measured on Abacus"):
-        moved.write_text(json.dumps({**stored, "provenance": {**stored["provenance"], **change}}))
+        moved = edited(profile, tmp_path / "profile.json", lambda it, change=change: it["provenance"].update(change))
         assert said in refused("validate", moved, "--threads", "1", "-o", tmp_path / "report")
 
 
 def test_models_that_moved_away_are_named(profile: Path, tmp_path: Path) -> None:
-    stored = json.loads(profile.read_text())
-    stored["models"]["small"]["source"] = str(tmp_path / "gone")
-    moved = tmp_path / "profile.json"
-    moved.write_text(json.dumps(stored))
+    gone = str(tmp_path / "gone")
+    moved = edited(profile, tmp_path / "profile.json", lambda it: it["models"]["small"].update(source=gone))
     writing = ("generate", "--profile", moved, "--plan", "big", "--prompt", "Hi.")
     for command in (("validate", moved, "-o", tmp_path / "report"), ("check", moved), writing):
         assert "expected small at" in refused(*command)

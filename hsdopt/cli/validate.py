@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,11 +27,11 @@ from hsdopt.errors import HsdoptError, InvalidArgumentError, ProfileError
 from hsdopt.plan import LOOKUP, Adaptive, Level
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from hsdopt.plan import Plan
     from hsdopt.profiles import Profile
-    from hsdopt.profiling import MeasuredRun, Workload
+    from hsdopt.profiling import Baselines, MeasuredRun, Workload
     from hsdopt.runtime.model import Model
     from hsdopt.simulate.compare import Comparison, Mismatch, Run
     from hsdopt.solvers.solution import Solution
@@ -55,6 +56,13 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Force = Annotated[bool, typer.Option("--force", help="Measure afresh, and replace a report that is at -o.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, sampling and bootstrap.")]
 Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
+Others = Annotated[
+    bool | None,
+    typer.Option(
+        "--baselines/--no-baselines",
+        help="Time transformers' own generate() as well; by default with the suites standard and full.",
+    ),
+]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
 
@@ -77,6 +85,7 @@ def validate(
     force: Force = False,
     seed: Seed = 0,
     output_path: Out = Path("validation"),
+    baselines: Others = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
@@ -85,9 +94,7 @@ def validate(
     Every run is saved as soon as it is done: stopped in the middle, the same command with --resume goes on.
     """
     with require_extra("all"):
-        from hsdopt.profiling import check_room, render_prompts
         from hsdopt.profiling.hardware import require_same_device, use_threads
-        from hsdopt.runtime import load_models
     profiled = load_profile(profile)
     if max_new_tokens is not None:
         profiled = replace(profiled, setting=profiled.setting.model_copy(update={"max_new_tokens": max_new_tokens}))
@@ -97,32 +104,64 @@ def validate(
     require_same_device(dict(profiled.provenance), where)
     workload = _workload(profiled, prompts, max_prompts)
     place = _Place(output_folder(output_path), resume=resume)
-    asked = _asked(profiled, workload, seed, plans=plan or [suite], repeats=repeats)
-    finished = place.finished()
-    if finished is not None:
-        _require_same(finished, asked, place.report)
-        runs = f"plans {', '.join(finished['provenance']['plans'])}; repeats {finished['provenance']['repeats']}"
-        typer.echo(f"{place.report} is complete already ({runs}); --force measures afresh", err=True)
-        _print(finished, place.folder, as_json=as_json)
-        _check_error(finished, max_error)
-        return
-    place.clear(force=force)
-    solution, plans = _plans(profiled, plan or (), suite)
-    models = load_models(profiled, device=where, trust_remote_code=trust_remote_code)
+    beside = not plan and suite != "quick" if baselines is None else baselines
+    asked = _asked(profiled, workload, seed, plans=plan or [suite], repeats=repeats, baselines=beside)
+    report = place.finished()
+    if report is not None:
+        _require_same(report, asked, place.report)
+        typer.echo(f"{place.report} is complete already; --force measures afresh", err=True)
+    else:
+        with place.replacing(force=force):
+            report = _validated(
+                profiled,
+                workload,
+                place,
+                texts=plan or (),
+                suite=suite,
+                asked=asked,
+                device=where,
+                remote=trust_remote_code,
+            )
+    _print(report, place.folder, as_json=as_json)
+    _check_error(report, max_error)
+
+
+def _validated(
+    profiled: Profile,
+    workload: Workload,
+    place: _Place,
+    *,
+    texts: Sequence[str],
+    suite: str,
+    asked: Mapping[str, Any],
+    device: str,
+    remote: bool,
+) -> dict[str, Any]:
+    """Measure, compare and write; return the report."""
+    from hsdopt.profiling import check_room, render_prompts
+    from hsdopt.runtime import load_models
+
+    solution, plans = _plans(profiled, texts, suite)
+    models = load_models(profiled, device=device, trust_remote_code=remote)
     rendered = render_prompts(workload, models[profiled.target])
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)
     _check_contexts(profiled, models[profiled.target], rendered.values())
-    timed, measured = _measured(profiled, models, rendered, plans, place, repeats=repeats, seed=seed)
-    outcome = _compare(profiled, timed, solution, plans, [_run(one, profiled.target) for one in measured], seed=seed)
+    others = _baselines(profiled, models, rendered, suite) if asked["baselines"] else None
+    repeats, seed = asked["repeats"], asked["seed"]
+    timed, measured = _measured(profiled, models, rendered, plans, others, place, repeats=repeats, seed=seed)
+    memory = _memory(profiled, plans, others)
+    outcome = _compare(profiled, timed, solution, plans, _runs(measured, profiled.target), memory, seed=seed)
     report = outcome.to_report(
-        provenance=_provenance(profiled, workload, where, asked),
+        provenance=_provenance(profiled, workload, device, asked),
         mismatches=_mismatches(measured, plans, models[profiled.target], list(rendered.values()), profiled),
+        outputs_compared=profiled.setting.temperature == 0,
+        distribution=_distribution(solution.plan, timed, measured, seed=seed),
         why=solution.why,
         warnings=[*solution.warnings, *_speed_changes(profiled, timed)],
+        notes=() if others is None else others.notes,
     )
     _write(report, profiled, place)
-    _print(report, place.folder, as_json=as_json)
-    _check_error(report, max_error)
+    return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,16 +201,33 @@ class _Place:
             raise HsdoptError(f"expected a report in {self.report}; {error}: replace it with --force") from error
         return dict(report)
 
-    def clear(self, *, force: bool) -> None:
-        """Refuse to replace a finished report unless told; forget unfinished measurements when told."""
+    @contextmanager
+    def replacing(self, *, force: bool) -> Iterator[None]:
+        """Refuse to replace a finished report unless told; forget what was measured before when told.
+
+        From here on --resume takes the report as unfinished: an empty journal of traces, which is made first and
+        emptied last, says so however early a kill comes. It goes again if nothing was measured after all.
+        """
         if force and self.resume:
             raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
-        if force:
-            self.finish()
-        elif self.report.exists() and not self.traces.exists():
-            raise HsdoptError(
-                f"{self.folder} holds a finished report; name another folder with -o, or replace it with --force"
-            )
+        if not force:
+            if self.report.exists() and not self.traces.exists():
+                raise HsdoptError(
+                    f"{self.folder} holds a finished report; name another folder with -o, or replace it with --force"
+                )
+            yield
+            return
+        fresh = not self.traces.exists()
+        self.traces.touch()
+        for path in (self.runs, self.control):
+            path.unlink(missing_ok=True)
+        self.traces.write_bytes(b"")
+        try:
+            yield
+        except BaseException:
+            if fresh and self.traces.exists() and not self.traces.stat().st_size:
+                self.traces.unlink()
+            raise
 
     def finish(self) -> None:
         """Delete the journals: what they hold stands in the report."""
@@ -222,11 +278,33 @@ def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solutio
     return solution, list(dict.fromkeys(plans))
 
 
+def _baselines(
+    profiled: Profile, models: Mapping[str, Model], rendered: Mapping[str, Sequence[int]], suite: str
+) -> Baselines:
+    """Return transformers' own ways to decode: assisted by the most promising network, in the full suite by all."""
+    from hsdopt.profiling import transformers_baselines
+    from hsdopt.suites import assistants
+
+    names = assistants(profiled)[: None if suite == "full" else 1]
+    prompt = next(iter(rendered.values()))
+    return transformers_baselines(models[profiled.target], [models[name] for name in names], prompt)
+
+
+def _memory(profiled: Profile, plans: Sequence[Plan], others: Baselines | None) -> dict[str, int]:
+    """Return the bytes of weights behind every label."""
+    from hsdopt.solvers.limits import memory_bytes
+
+    needed = {plan.label: plan.models for plan in plans}
+    needed |= {} if others is None else {runner.label: runner.models for runner in others.runners}
+    return {label: memory_bytes(profiled, names) for label, names in needed.items()}
+
+
 def _measured(
     profiled: Profile,
     models: Mapping[str, Model],
     rendered: Mapping[str, Sequence[int]],
     plans: Sequence[Plan],
+    others: Baselines | None,
     place: _Place,
     *,
     repeats: int,
@@ -252,6 +330,7 @@ def _measured(
             setting=profiled.setting,
             repeats=repeats,
             journal=place.runs,
+            runners=() if others is None else others.runners,
             resume=place.resume,
             seed=seed,
             between=control.take,
@@ -280,24 +359,47 @@ def _traced(
     return profiled.with_traces(assemble(traces, lookup=None if lookup is None else lambda _: lookup))
 
 
+def _runs(measured: Iterable[MeasuredRun], target: str) -> list[Run]:
+    return [_run(one, target) for one in measured]
+
+
 def _run(measured: MeasuredRun, target: str) -> Run:
     from hsdopt.simulate.compare import Run as Timed
 
+    logged = sum(count for model, _, count, _ in measured.passes if model == target)
     return Timed(
         plan=measured.plan,
         repeat=measured.repeat,
         prompt=measured.prompt,
-        tokens=len(measured.output) - 1,
+        tokens=measured.tokens,
         seconds=measured.seconds,
-        target_passes=sum(count for model, _, count, _ in measured.passes if model == target),
+        target_passes=logged or round(measured.tokens / measured.tokens_per_pass),
         passes={(model, tokens): count for model, tokens, count, _ in measured.passes},
         pass_seconds={(model, tokens): seconds for model, tokens, _, seconds in measured.passes},
         order=measured.order,
     )
 
 
+def _distribution(plan: Plan, timed: Profile, measured: Iterable[MeasuredRun], *, seed: int) -> dict[str, Any]:
+    """Return the seconds per token of single outputs of the chosen plan, measured and by every simulation."""
+    from hsdopt.simulate.distribution import output_distribution
+
+    return {
+        "plan": plan.label,
+        "measured": sorted(run.seconds / run.tokens for run in measured if run.plan == plan.label),
+        "predicted": output_distribution(plan, timed, seed=seed),
+    }
+
+
 def _compare(
-    profiled: Profile, timed: Profile, solution: Solution, plans: Sequence[Plan], runs: Sequence[Run], *, seed: int
+    profiled: Profile,
+    timed: Profile,
+    solution: Solution,
+    plans: Sequence[Plan],
+    runs: Sequence[Run],
+    memory: Mapping[str, int],
+    *,
+    seed: int,
 ) -> Comparison:
     """Hold every predictor against the clock: by traces and costs of the validation itself, and by the profile's.
 
@@ -332,6 +434,7 @@ def _compare(
         cost=lambda model, tokens: timed.cost(model)(tokens, timed.context),
         candidates=[plan.label for plan in plans if plan.lossless],
         families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
+        memory=memory,
     )
 
 
@@ -378,14 +481,16 @@ def _mismatches(
     return found
 
 
-def _provenance(profiled: Profile, workload: Workload, device: str, asked: dict[str, Any]) -> dict[str, Any]:
+def _provenance(profiled: Profile, workload: Workload, device: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     from hsdopt.profiling.hardware import provenance
 
     models = {name: info.source for name, info in profiled.models.items()}
     return {**provenance(device), **asked, "workload": workload.name, "models": models}
 
 
-def _asked(profiled: Profile, workload: Workload, seed: int, *, plans: Sequence[str], repeats: int) -> dict[str, Any]:
+def _asked(
+    profiled: Profile, workload: Workload, seed: int, *, plans: Sequence[str], repeats: int, baselines: bool
+) -> dict[str, Any]:
     """Return what tells one validation from another, as its report keeps it."""
     return {
         "workload_sha256": workload.sha256,
@@ -394,17 +499,24 @@ def _asked(profiled: Profile, workload: Workload, seed: int, *, plans: Sequence[
         "seed": seed,
         "plans": list(plans),
         "repeats": repeats,
+        "baselines": baselines,
         "profile": {key: profiled.provenance.get(key) for key in ("date", "command", "workload_sha256")},
     }
 
 
-def _require_same(report: dict[str, Any], asked: dict[str, Any], path: Path) -> None:
+def _require_same(report: Mapping[str, Any], asked: Mapping[str, Any], path: Path) -> None:
     stored = report.get("provenance", {})
-    for what in (key for key in asked if key not in ("plans", "repeats")):  # those are said when it is shown
-        if stored.get(what) != asked[what]:
-            raise HsdoptError(
-                f"{path} is complete, but of another {what}: name another folder with -o, or replace it with --force"
-            )
+    what = next((key for key in asked if stored.get(key) != asked[key]), None)
+    if what is not None:
+        raise HsdoptError(
+            f"{path} is complete, but with {what} = {_short(stored.get(what))}; this call says {_short(asked[what])}: "
+            "repeat its options to see it, name another folder with -o, or replace it with --force"
+        )
+
+
+def _short(value: object, *, limit: int = 60) -> str:
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 def _write(report: dict[str, Any], profiled: Profile, place: _Place) -> None:
@@ -427,7 +539,7 @@ def _show(report: dict[str, Any], directory: Path) -> None:
     """Print the plans, fastest first, and where the report is."""
     headings = ("measured", "95 % interval", "predicted", "error", "tokens/pass", "speed-up")
     table = new_table("plan", *headings)
-    for row in report["plans"]:
+    for row in (*report["plans"], *report.get("baselines", ())):
         table.add_row(
             row["plan"],
             milliseconds(row["measured_seconds_per_token"]),
