@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from hsdopt.errors import WorkloadError
+from hsdopt.profiling.importers import DATASETS, dataset_lines
 
 if TYPE_CHECKING:
     import os
@@ -213,21 +214,24 @@ class Workload:
 
 
 def load_workload(source: str | os.PathLike[str]) -> Workload:
-    """Return the workload of a built-in name or a prompt file.
+    """Return the workload of a built-in name, a published data set or a prompt file.
 
     Parameters
     ----------
     source
-        "mixed", "copy", "chat" or "training", or the path of a file in UTF-8. A `.txt` file holds one
-        prompt a line, and blank lines do not count. Any other file holds JSON lines, each an object
-        with either `prompt` (a string) or `messages` (a list of objects with `role` and
+        "mixed", "copy", "chat" or "training"; "cnn_dailymail", "xsum", "iwslt2017-de-en" or "gsm8k", of whose
+        test split the first rows are taken through `datasets`; or the path of a file in UTF-8. A `.txt`
+        file holds one prompt a line, and blank lines do not count. Any other file holds JSON lines, each an
+        object with either `prompt` (a string) or `messages` (a list of objects with `role` and
         `content`, the last of them the user's), and optionally `reference`, `task` and `id`; other keys
-        are ignored. A file named like a built-in set is reached as `./mixed`.
+        are ignored. A file named like a set is reached as `./mixed`.
 
     Raises
     ------
     WorkloadError
-        If the file cannot be read, a line is not as described, or there is no prompt.
+        If the file or data set cannot be read, a line is not as described, or there is no prompt.
+    MissingExtraError
+        If a data set is asked for and `datasets` is not installed.
 
     Examples
     --------
@@ -237,6 +241,11 @@ def load_workload(source: str | os.PathLike[str]) -> Workload:
     if source in (*BUILT_IN, TRAINING):
         data = resources.files("hsdopt.profiling").joinpath("data", f"{source}.jsonl").read_bytes()
         return Workload(str(source), _parse_json_lines(_decode(data, str(source)), str(source)))
+    if source in DATASETS:
+        lines = enumerate(dataset_lines(str(source)), 1)
+        return Workload(
+            str(source), tuple(_PromptLine.model_validate(line).to_prompt(number) for number, line in lines)
+        )
     path = Path(source)
     text = _decode(_read(path), str(path))
     plain = path.suffix.lower() == ".txt"
