@@ -17,6 +17,9 @@ from hsdopt.runtime.model import Model
 
 __all__ = ["ControlCosts"]
 
+_SLOWEST = 3.0
+"""A single timing counts at most this many times what is typical."""
+
 
 class ControlCosts:
     """The cells of a profile, timed again a few at a time.
@@ -60,7 +63,7 @@ class ControlCosts:
         tokens = sorted({sample.tokens for sample in samples})
         contexts = sorted({sample.context for sample in samples})
         self._networks = tuple(networks)
-        self._profiled = {(name, s.tokens, s.context): s.median for name in networks for s in profiled.samples[name]}
+        self._curves = {name: profiled.costs[name] for name in networks}
         header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
         self._journal = Journal(Path(journal), header, resume=resume)
         self._records = [CostRecord(**entry) for entry in self._journal.records]
@@ -80,21 +83,27 @@ class ControlCosts:
         """Time one turn's share of the cells."""
         self._add(self._share)
 
-    def change(self) -> float:
-        """Time what is left, and return how long passes take now, relative to when they were profiled.
+    def changes(self) -> dict[str, float]:
+        """Time what is left, and return per network how long its passes take now, relative to its profiled costs.
 
-        The median over all timings of timing / median of its cell in the profile: one number for all models, since
-        a few timings spread over many cells say how fast the machine is, but not how one cell has changed.
+        Time over profiled time, summed over all kinds of passes: one number for a model, since a few timings spread
+        over many cells say how fast it runs now, but not how one cell has changed. A single timing counts at most
+        three times what is typical, as in the profile.
         """
         self._add(None)
-        known = ((r.seconds, self._profiled.get((r.model, r.tokens, r.context))) for r in self._records)
-        return float(np.median([seconds / median for seconds, median in known if median is not None]))
+        return {name: self._change(name) for name in self._networks}
 
     def applied(self, profiled: Profile) -> Profile:
-        """Return the profile with the costs of its networks scaled by `change`."""
-        factor = self.change()
-        scaled = {name: profiled.costs[name].scaled(factor) for name in self._networks}
+        """Return the profile with the costs of its networks scaled by `changes`."""
+        scaled = {name: profiled.costs[name].scaled(factor) for name, factor in self.changes().items()}
         return replace(profiled, costs={**profiled.costs, **scaled}, samples={})
+
+    def _change(self, name: str) -> float:
+        curve = self._curves[name]
+        timed = [r for r in self._records if r.model == name and r.tokens in curve.tokens]
+        expected = np.array([curve(r.tokens, r.context) for r in timed])
+        ratios = np.array([r.seconds for r in timed]) / expected
+        return float(np.sum(expected * np.minimum(ratios, _SLOWEST * np.median(ratios))) / np.sum(expected))
 
     def _add(self, count: int | None) -> None:
         for record in islice(self._stream, count):

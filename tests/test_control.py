@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,12 +50,25 @@ def test_a_slower_machine_stretches_every_network_and_leaves_lookup(models: dict
     costs = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=3)
     for _ in range(4):
         costs.take()
-    now = costs.applied(profile)
-    assert costs.change() == pytest.approx(SLOWER, rel=0.05)
+    now, changes = costs.applied(profile), costs.changes()
+    assert changes == pytest.approx({"d": SLOWER, "t": SLOWER}, rel=0.05)
     for name in ("d", "t"):
-        assert now.cost(name)(4, 60) == pytest.approx(costs.change() * profile.cost(name)(4, 60))
+        assert now.cost(name)(4, 60) == pytest.approx(changes[name] * profile.cost(name)(4, 60))
     assert now.cost("lookup")(1) == profile.cost("lookup")(1)
     assert now.acceptance("d", "t") == profile.acceptance("d", "t")
+
+
+def test_one_suspended_pass_does_not_stretch_a_model(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def suspended(*args: Any, **options: Any) -> Iterator[CostRecord]:
+        first, *rest = slow_machine(*args, **options)
+        yield replace(first, seconds=1000.0)
+        yield from rest
+
+    monkeypatch.setattr(control, "measure_costs", suspended)
+    costs = ControlCosts(traced_profile(), models, text=[1], journal=tmp_path / "c", turns=1, repeats=3)
+    assert costs.changes() == pytest.approx({"d": SLOWER, "t": SLOWER}, rel=0.08)
 
 
 def test_turns_share_the_cells_and_what_is_left_is_timed_at_the_end(models: dict[str, Any], tmp_path: Path) -> None:
@@ -63,7 +77,7 @@ def test_turns_share_the_cells_and_what_is_left_is_timed_at_the_end(models: dict
     costs.take()
     lines = (tmp_path / "c").read_bytes().splitlines()
     assert len(lines) == 1 + 8
-    costs.change()
+    costs.changes()
     assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
 
 
@@ -72,6 +86,6 @@ def test_a_journal_is_continued_not_repeated(models: dict[str, Any], tmp_path: P
     ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2).take()
     kept = (tmp_path / "c").read_bytes()
     again = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=4, repeats=2, resume=True)
-    again.change()
+    again.changes()
     assert (tmp_path / "c").read_bytes().startswith(kept)
     assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
