@@ -41,6 +41,7 @@ __all__ = [
     "recheck",
     "render",
     "render_prompts",
+    "score",
     "trace_prompts",
     "transformers_baselines",
 ]
