@@ -61,7 +61,7 @@ def test_a_slower_machine_stretches_every_network_and_leaves_lookup(models: dict
 def test_one_suspended_pass_does_not_stretch_a_model(
     models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def suspended(*args: Any, **options: Any) -> Iterator[CostRecord]:
+    def suspended(*args: Any, **options: Any) -> Iterator[CostRecord]:  # noqa: ANN401 -- passed on
         first, *rest = slow_machine(*args, **options)
         yield replace(first, seconds=1000.0)
         yield from rest
