@@ -1,18 +1,22 @@
 """Profiles: what was measured about a set of models, on one machine, for one workload.
 
 A profile is two files: ``profile.json`` (provenance, models, raw cost samples) and beside it
-``profile.traces.npz`` (what every model said along the target's output, and the lookup table).
+``profile.traces.npz`` (what every model said along the target's output, and the lookup table),
+which the former names by its SHA-256, so that the two of different profiles are never read as one.
 Cost curves and acceptance laws are derived from those when the profile is loaded, so nothing
 derived can go stale.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hsdopt.acceptance import Acceptance, Traces
 from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
-from hsdopt.plan import LOOKUP
+from hsdopt.plan import LOOKUP, Plan
 
 __all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "Shape", "atomic_write"]
 
@@ -142,6 +146,7 @@ class _File(_Record):
     costs: list[_Sample]
     overhead: dict[str, float] = {}
     counts: dict[str, Any] = {}
+    traces_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +249,19 @@ class Profile:
         if name not in self.costs:
             raise PredictionError(f"expected one of the profiled models ({', '.join(self.names)}); got {name}")
 
+    def require_greedy(self, plan: Plan) -> None:
+        """Raise PredictionError if tokens were sampled, so that the traces say nothing of a `Bild` plan.
+
+        Its thresholds are compared with the laws that tokens are drawn from, and its drafts are draws from the small
+        model's; the traces hold laws of unprocessed logits, and most likely tokens.
+        """
+        if self.setting.temperature > 0 or self.setting.repetition_penalty != 1:
+            raise PredictionError(
+                f"expected a profile at --temperature 0 to predict {plan}; its traces at temperature "
+                f"{self.setting.temperature:g} do not hold what its thresholds are compared with: "
+                "run it with hsdopt validate --plan, or profile without sampling"
+            )
+
     def cost(self, name: str) -> CostCurve:
         """Return the cost curve of `name`.
 
@@ -313,7 +331,7 @@ class Profile:
         return replace(self, costs=curves, traces=traces, _laws={})
 
     def save(self, path: str | Path) -> None:
-        """Write the profile to `path` and its traces beside it, each atomically.
+        """Write the profile to `path` and its traces beside it; a failure leaves both as they were.
 
         Raises
         ------
@@ -329,15 +347,18 @@ class Profile:
             )
         arrays = {**_pack_traces(self.traces), **{f"lookup/{key}": value for key, value in self.lookup.items()}}
         try:
-            if arrays:
-                atomic_write(
-                    traces_path(path), lambda stream: np.savez_compressed(stream, allow_pickle=False, **arrays)
-                )
-            else:
-                traces_path(path).unlink(missing_ok=True)
+            traces = _compressed(arrays)
+            stored = _to_file(self).model_copy(update={"traces_sha256": _sha256(traces)})
             # numbers as the json module writes them, so that they read as they stood in the journal
-            text = json.dumps(_to_file(self).model_dump(mode="json", by_alias=True), indent=1)
-            atomic_write(path, lambda stream: stream.write(text.encode()))
+            text = json.dumps(stored.model_dump(mode="json", by_alias=True), indent=1)
+            with _prepared(path, lambda stream: stream.write(text.encode())) as profile:
+                if traces is None:
+                    profile.replace(path)
+                    traces_path(path).unlink(missing_ok=True)
+                else:
+                    with _prepared(traces_path(path), lambda stream: stream.write(traces)) as beside:
+                        beside.replace(traces_path(path))
+                        profile.replace(path)
         except OSError as error:
             raise ProfileError(
                 f"cannot write {path}: {error.strerror or error}; free some space or choose another -o"
@@ -355,7 +376,7 @@ class Profile:
         path = Path(path)
         stored = _read(path)
         curves, samples = _curves(stored, path)
-        arrays = _read_arrays(traces_path(path))
+        arrays = _read_arrays(traces_path(path), stored)
         lookup = {key.removeprefix("lookup/"): value for key, value in arrays.items() if key.startswith("lookup/")}
         return cls(
             stored.target,
@@ -387,7 +408,15 @@ def traces_path(path: Path) -> Path:
 
 def atomic_write(path: Path, write: Callable[[Any], object]) -> None:
     """Let `write` fill a new file, then put it in the place of `path` in one step."""
+    with _prepared(path, write) as whole:
+        whole.replace(path)
+
+
+@contextmanager
+def _prepared(path: Path, write: Callable[[Any], object]) -> Iterator[Path]:
+    """Let `write` fill a new file beside `path`, safe on disk; yield it, and delete it unless it was moved."""
     handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
+    whole = Path(name)
     try:
         with os.fdopen(handle, "wb") as stream:
             write(stream)
@@ -395,11 +424,23 @@ def atomic_write(path: Path, write: Callable[[Any], object]) -> None:
             os.fsync(stream.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        Path(name).chmod(0o666 & ~mask)  # temporary files are private; this one is not
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        whole.chmod(0o666 & ~mask)  # temporary files are private; this one is not
+        yield whole
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _compressed(arrays: Mapping[str, NDArray[Any]]) -> bytes | None:
+    """Return the bytes of a traces file; None if there is nothing to write."""
+    if not arrays:
+        return None
+    stream = io.BytesIO()
+    np.savez_compressed(stream, allow_pickle=False, **arrays)
+    return stream.getvalue()
+
+
+def _sha256(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _to_file(profile: Profile) -> _File:
@@ -490,13 +531,25 @@ def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, 
     return curves, {name: tuple(taken) for name, taken in samples.items()}
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    if not path.exists():
-        return {}
+def _read_arrays(path: Path, stored: _File) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the traces file that `stored` was saved with; files of older versions name none."""
+    expected = stored.traces_sha256 is not None or bool(stored.counts)
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {key: stored[key] for key in stored.files}
-    except (ValueError, OSError, zipfile.BadZipFile, KeyError) as error:
+        data = path.read_bytes()
+        if stored.traces_sha256 not in (None, _sha256(data)):
+            raise ProfileError(
+                f"expected the traces that this profile was saved with in {path}; got others: "
+                "put its own .traces.npz there, or profile again"
+            )
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            return {key: arrays[key] for key in arrays.files}
+    except FileNotFoundError:
+        if not expected:
+            return {}
+        raise ProfileError(
+            f"expected the profile's traces in {path}; there is no such file: keep the two files together"
+        ) from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
         raise ProfileError(f"expected traces written by hsdopt in {path}; {error}") from error
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tiny import save_tiny
 from typer.testing import CliRunner
 
 from hsdopt.cli.app import app
+from hsdopt.profiles import traces_path
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from click.testing import Result
 
 OPTIONS = ("--max-new-tokens", "12", "--contexts", "32,48", "--repeats", "2", "--threads", "1")
@@ -37,6 +41,15 @@ def profile_arguments(root: Path, out: Path, *more: str) -> list[str]:
     named = [part for draft in drafts for part in ("--draft", draft)]
     where = ["--prompts", str(root / "prompts.jsonl"), "-o", str(out)]
     return ["profile", "--target", f"big={root / 'big'}", *named, *where, *OPTIONS, *more]
+
+
+def edited(profile: Path, out: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Write a changed copy of a profile to `out`, with the traces it names beside it; return it."""
+    stored = json.loads(profile.read_text())
+    change(stored)
+    out.write_text(json.dumps(stored))
+    shutil.copy(traces_path(profile), traces_path(out))
+    return out
 
 
 def call(*arguments: str | Path, code: int = 0, **environment: str) -> Result:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from stack import OPTIONS, call, make_stack, profile_arguments, refused
+from stack import OPTIONS, call, edited, make_stack, profile_arguments, refused
 from tiny import save_tiny
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -148,10 +148,8 @@ def test_check_exits_with_its_verdict(profile: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr("hsdopt.profiling.recheck", stub(3.0))
     assert "big +200.0%" in call("check", profile, code=1).stdout
     assert json.loads(call("check", profile, "--json", code=1).stdout)["holds"] is False
-    elsewhere = json.loads(profile.read_text())
-    elsewhere["provenance"]["device"] = "Abacus"
-    (tmp_path / "profile.json").write_text(json.dumps(elsewhere))
-    assert "it was measured on Abacus" in call("check", tmp_path / "profile.json", code=1).stdout
+    elsewhere = edited(profile, tmp_path / "profile.json", lambda it: it["provenance"].update(device="Abacus"))
+    assert "it was measured on Abacus" in call("check", elsewhere, code=1).stdout
 
 
 def test_recheck_measures(profile: Path) -> None:

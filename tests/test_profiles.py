@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from hsdopt.acceptance import Acceptance, Traces, survival_from_runs
 from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
-from hsdopt.profiles import ModelInfo, Profile, atomic_write
+from hsdopt.profiles import ModelInfo, Profile, atomic_write, traces_path
 
 
 def traced_profile(seed: int = 0, *, prompts: int = 10, length: int = 40) -> Profile:
@@ -184,6 +186,7 @@ def test_files_that_are_no_profiles_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="cut short"):
         Profile.load(tmp_path / "cut.json")
     traced_profile().save(tmp_path / "p.json")
+    _break(tmp_path / "p.json", {"traces_sha256": None})
     np.savez(tmp_path / "p.traces.npz", tokens=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ProfileError, match="expected traces written by hsdopt"):
         Profile.load(tmp_path / "p.json")
@@ -211,3 +214,59 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         atomic_write(tmp_path / "x", interrupted)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_both_files_of_a_profile_change_or_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the two writes finds the disk full, the old pair stays whole."""
+    path = tmp_path / "p.json"
+    traced_profile(0).save(path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    fsync = os.fsync
+    for whole in (0, 1):
+        calls = itertools.count()
+
+        def full(descriptor: int, calls: itertools.count[int] = calls, whole: int = whole) -> None:
+            if next(calls) == whole:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            fsync(descriptor)
+
+        monkeypatch.setattr("hsdopt.profiles.os.fsync", full)
+        with pytest.raises(ProfileError, match="No space left on device"):
+            traced_profile(1).save(path)
+        assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_profile_without_its_traces_is_refused_at_once(tmp_path: Path) -> None:
+    """Copied alone, beside another's traces, or with a damaged file: said in one line when it is loaded."""
+    path, other = tmp_path / "p.json", tmp_path / "other.json"
+    traced_profile(0).save(path)
+    traced_profile(1).save(other)
+    alone = tmp_path / "alone.json"
+    alone.write_bytes(path.read_bytes())
+    with pytest.raises(ProfileError, match=r"the profile's traces in .*alone\.traces\.npz; there is no such file"):
+        Profile.load(alone)
+    traces_path(alone).write_bytes(traces_path(other).read_bytes())
+    with pytest.raises(ProfileError, match=r"saved with in .*alone\.traces\.npz; got others: put its own"):
+        Profile.load(alone)
+    traces_path(alone).write_bytes(traces_path(path).read_bytes())
+    assert Profile.load(alone).acceptance("d", "t") == traced_profile(0).acceptance("d", "t")
+
+
+def test_profiles_that_do_not_name_their_traces_still_load(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    traced_profile(0).save(path)
+    stored = json.loads(path.read_text())
+    del stored["traces_sha256"]
+    path.write_text(json.dumps(stored))
+    assert len(Profile.load(path).traces or ()) == 400
+    traces_path(path).unlink()  # rates were counted, so there were traces
+    with pytest.raises(ProfileError, match="keep the two files together"):
+        Profile.load(path)
+
+
+def test_a_profile_without_traces_needs_no_second_file(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    traced_profile(0).save(path)
+    replace(traced_profile(0), traces=None, lookup={}).save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["p.json"]
+    assert Profile.load(path).traces is None

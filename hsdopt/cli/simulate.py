@@ -1,21 +1,27 @@
-"""`hsdopt simulate`: event simulation of a plan beside its closed form."""
+"""`hsdopt simulate`: a plan run without models, beside its closed form."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hsdopt.cli.common import load_plan, load_profile, milliseconds, new_table, output, print_json, require_extra
+from hsdopt.plan import Bild
 
 if TYPE_CHECKING:
     from hsdopt.latency import Estimate
-    from hsdopt.simulate import SimulatedRun
+    from hsdopt.plan import Plan
+    from hsdopt.profiles import Profile
+    from hsdopt.simulate import Counts
 
 ProfilePath = Annotated[Path, typer.Argument(help="A profile made by hsdopt profile.", metavar="PROFILE")]
 PlanText = Annotated[str, typer.Option("--plan", help="A plan in notation, or a plan.json.")]
-Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Tokens to simulate.")]
+Tokens = Annotated[
+    int, typer.Option("--tokens", min=1, help="Tokens to simulate; bild plans are replayed along the traced ones.")
+]
 Seed = Annotated[int, typer.Option("--seed", min=0)]
 Plot = Annotated[Path | None, typer.Option("--plot", help="Write the distribution as PNG, SVG and CSV to this stem.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -29,50 +35,101 @@ def simulate(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Simulate a plan pass by pass, and hold its closed form against that."""
-    from hsdopt.latency import expected_latency
-    from hsdopt.simulate import simulate as run_events
+    """Simulate a plan pass by pass, and hold its closed form against that.
 
+    Big Little Decoder asks how sure a model is of its very words, which only traces know: its plans are replayed
+    along the outputs that were profiled.
+    """
     profiled, parsed = load_profile(profile), load_plan(plan)
-    estimate = expected_latency(parsed, profiled)
-    run = run_events(parsed, profiled, tokens=tokens, seed=seed)
+    run = _replayed(parsed, profiled) if isinstance(parsed, Bild) else _simulated(parsed, profiled, tokens, seed)
     if plot is not None:
         with require_extra("plots"):
             from matplotlib.figure import Figure
 
             from hsdopt.plots import save_figure, simulated_distribution
 
-        seconds = run.lane_seconds_per_token.tolist()
         figure = Figure(layout="constrained")
         simulated_distribution(
-            seconds, closed_form=estimate.seconds_per_token, title=parsed.label, ax=figure.add_subplot()
+            run.sample, closed_form=run.estimate.seconds_per_token, title=parsed.label, ax=figure.add_subplot()
         )
         save_figure(figure, plot)
     if as_json:
-        print_json(_to_json(run, estimate))
+        print_json(run.to_json())
     else:
-        _show(run, estimate)
+        _show(run)
 
 
-def _to_json(run: SimulatedRun, estimate: Estimate) -> dict[str, Any]:
-    return {
-        "plan": str(run.plan),
-        "seconds_per_token": run.seconds_per_token,
-        "standard_error": run.standard_error,
-        "tokens_per_pass": run.tokens_per_pass,
-        "closed_form": {"seconds_per_token": estimate.seconds_per_token, "tokens_per_pass": estimate.tokens_per_pass},
-        "passes_per_token": run.passes_per_token,
-        "tokens_histogram": list(run.tokens_histogram),
-    }
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What was simulated, how sure it is, and the closed form of the same."""
+
+    plan: Plan
+    method: str
+    counts: Counts
+    estimate: Estimate
+    sample: list[float]
+    standard_error: float | None = None
+    interval: tuple[float, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        counts, estimate = self.counts, self.estimate
+        expected = {"seconds_per_token": estimate.seconds_per_token, "tokens_per_pass": estimate.tokens_per_pass}
+        return {
+            "plan": str(self.plan),
+            "method": self.method,
+            "tokens": counts.tokens,
+            "seconds_per_token": counts.seconds_per_token,
+            "standard_error": self.standard_error,
+            "interval": self.interval,
+            "tokens_per_pass": counts.tokens_per_pass,
+            "closed_form": expected,
+            "passes_per_token": counts.passes_per_token,
+            "tokens_histogram": list(counts.tokens_histogram),
+        }
 
 
-def _show(run: SimulatedRun, estimate: Estimate) -> None:
-    table = new_table("", "simulated", "closed form")
-    simulated = f"{milliseconds(run.seconds_per_token)} +- {milliseconds(run.standard_error)}"
+def _simulated(plan: Plan, profiled: Profile, tokens: int, seed: int) -> _Run:
+    from hsdopt.latency import expected_latency
+    from hsdopt.simulate import simulate as run_events
+
+    estimate = expected_latency(plan, profiled)
+    run = run_events(plan, profiled, tokens=tokens, seed=seed)
+    sample = run.lane_seconds_per_token.tolist()
+    return _Run(plan, "event simulation", run, estimate, sample, standard_error=run.standard_error)
+
+
+def _replayed(plan: Bild, profiled: Profile) -> _Run:
+    """Return a replay along the profiled outputs, and the closed form for outputs of their length."""
+    import numpy as np
+
+    from hsdopt.latency import expected_latency
+    from hsdopt.simulate import replay
+
+    run = replay(plan, profiled)
+    estimate = expected_latency(plan, profiled, tokens=round(float(run.prompt_tokens.mean())))
+    sample = run.prompt_seconds_per_token
+    interval = run.interval(np.random.default_rng(0))
+    return _Run(plan, "trace replay", run, estimate, sample[np.isfinite(sample)].tolist(), interval=interval)
+
+
+def _show(run: _Run) -> None:
+    counts, estimate = run.counts, run.estimate
+    table = new_table("", "replayed" if run.standard_error is None else "simulated", "closed form")
+    simulated = milliseconds(counts.seconds_per_token)
+    if run.standard_error is not None:
+        simulated += f" +- {milliseconds(run.standard_error)}"
     table.add_row("ms per token", simulated, milliseconds(estimate.seconds_per_token))
-    table.add_row("tokens per pass", f"{run.tokens_per_pass:.3f}", f"{estimate.tokens_per_pass:.3f}")
+    table.add_row("tokens per pass", f"{counts.tokens_per_pass:.3f}", f"{estimate.tokens_per_pass:.3f}")
     expected = {share.model: share.passes for share in estimate.breakdown}
-    for model, passes in run.passes_per_token.items():
+    for model, passes in counts.passes_per_token.items():
         table.add_row(f"passes of {model} per token", f"{passes:.3f}", f"{expected.get(model, 0.0):.3f}")
-    typer.echo(f"{run.plan} (+- standard error)")
+    typer.echo(f"{run.plan} ({_doubt(run)})")
     output().print(table)
+
+
+def _doubt(run: _Run) -> str:
+    if run.interval is None:
+        return "+- standard error"
+    low, high = (milliseconds(bound) for bound in run.interval)
+    return f"replayed along the {run.counts.tokens} tokens traced; 95 % over prompts: {low} to {high} ms"

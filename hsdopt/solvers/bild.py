@@ -42,7 +42,7 @@ def frontier(profile: Profile, limits: Limits, *, context: float | None = None) 
     Raises
     ------
     PredictionError
-        If no drafter has such traces.
+        If no drafter has such traces, or they are of sampled outputs.
     """
     traces = profile.traces
     small = [] if traces is None else [n for n in limits.drafters if n != LOOKUP and _traced(traces, n, profile.target)]
