@@ -416,6 +416,7 @@ class _BildWalk:
     """
 
     def __init__(self, plan: Bild, script: _Script) -> None:
+        script.profile.require_greedy(plan)
         script.require(plan.small, plan.large)
         traces, pair = script.traces, (plan.small, plan.large)
         if plan.small not in traces.top or pair not in traces.surprise:

@@ -200,6 +200,7 @@ def _estimate(plan: Plan, profile: Profile, context: float | None, tokens: int |
         profile.require(model)
     places: list[Position] = []
     if isinstance(plan, Bild):
+        profile.require_greedy(plan)
         counts = stint_counts(plan, profile.traces, tokens)
     elif isinstance(plan, Level | Adaptive):
         kernel = Kernel(plan, profile)
