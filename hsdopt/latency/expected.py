@@ -11,13 +11,14 @@ import numpy as np
 
 from hsdopt.checks import check_length
 from hsdopt.errors import PlanError, PredictionError
-from hsdopt.latency.counts import Counts, Position, finite_counts, positions, steady_counts
+from hsdopt.latency.counts import Counts, Passes, Position, finite_counts, positions, steady_counts
 from hsdopt.latency.kernel import Kernel
 from hsdopt.latency.stints import stint_counts
+from hsdopt.overhead import Overhead
 from hsdopt.plan import Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
 
-__all__ = ["EdgeShare", "Estimate", "ModelShare", "PositionValue", "expected_latency"]
+__all__ = ["EdgeShare", "Estimate", "ModelShare", "PositionValue", "expected_latency", "expected_passes"]
 
 _BEYOND = 2e-3  # share of the seconds that may be spent in passes longer than any profiled
 _LEVEL = 95  # per cent of the replicates inside an interval
@@ -94,7 +95,7 @@ class Estimate:
     interval, speedup_interval : (float, float) or None
         95 % intervals of seconds per token and of the speed-up, if replicates were asked for.
     breakdown : tuple of ModelShare
-        One row per model, from the bottom to the target; the seconds sum to `seconds_per_token`.
+        One row per model, from the bottom to the target; their seconds and `overhead` sum to `seconds_per_token`.
     passes : mapping of (str, int) to float
         Passes per emitted token by (model, new tokens).
     edges : tuple of EdgeShare
@@ -103,6 +104,8 @@ class Estimate:
         In the long run, also for a finite output; empty for Big Little Decoder.
     extrapolated : float
         Share of the seconds spent in passes longer than any profiled, at most 0.002.
+    overhead : float
+        Seconds per token outside the passes; 0 unless they were asked for.
     """
 
     seconds_per_token: float
@@ -115,6 +118,7 @@ class Estimate:
     edges: tuple[EdgeShare, ...] = ()
     position_value: tuple[PositionValue, ...] = ()
     extrapolated: float = 0.0
+    overhead: float = 0.0
 
 
 def expected_latency(
@@ -125,6 +129,7 @@ def expected_latency(
     tokens: int | None = None,
     interval: int = 0,
     rng: np.random.Generator | int | None = None,
+    overhead: bool = False,
 ) -> Estimate:
     """Return the expected seconds per token of `plan`, with what they are spent on.
 
@@ -149,6 +154,9 @@ def expected_latency(
         plan are left out, up to a fifth of them.
     rng : numpy.random.Generator or int, optional
         Draws the replicates; seed 0 if not given.
+    overhead : bool
+        Whether the seconds outside the passes, as profiled, are added, here and to the target's own autoregression:
+        then the estimate is of wall-clock time.
 
     Returns
     -------
@@ -158,8 +166,8 @@ def expected_latency(
     ------
     PredictionError
         If the profile cannot speak about the plan: an unknown model or pair, drafts or passes longer than
-        profiled, lenience, or no traces for Big Little Decoder. Passes longer than profiled that take at most
-        0.2 % of the time are charged in proportion to their tokens.
+        profiled, lenience, no traces for Big Little Decoder, or no overhead where it is asked for. Passes longer
+        than profiled that take at most 0.2 % of the time are charged in proportion to their tokens.
     InvalidArgumentError
         If an option is outside its domain.
 
@@ -181,11 +189,14 @@ def expected_latency(
     if tokens is not None:
         check_length(tokens, "tokens", minimum=1)
     check_length(interval, "interval")
-    estimate = _estimate(plan, profile, context, tokens, full=True)
+    beside = Overhead.of(profile) if overhead else Overhead()
+    estimate = _estimate(plan, profile, context, tokens, beside, full=True)
     if not interval or (profile.traces is None and not profile.samples):
         return estimate
     generator = np.random.default_rng(0 if rng is None else rng)
-    drawn = _replicates(lambda copy: _estimate(plan, copy, context, tokens, full=False), profile, interval, generator)
+    drawn = _replicates(
+        lambda copy: _estimate(plan, copy, context, tokens, beside, full=False), profile, interval, generator
+    )
     return replace(
         estimate,
         interval=_percentiles([copy.seconds_per_token for copy in drawn]),
@@ -193,38 +204,80 @@ def expected_latency(
     )
 
 
-def _estimate(plan: Plan, profile: Profile, context: float | None, tokens: int | None, *, full: bool) -> Estimate:
-    """Return the estimate without intervals, and without the values of positions unless `full`."""
-    prices = _Prices(profile, profile.context if context is None else context)
+def expected_passes(plan: Plan, profile: Profile, *, tokens: int | None = None) -> Counts:
+    """Return the passes per emitted token, by model and new tokens, whatever they cost.
+
+    Parameters
+    ----------
+    plan : Level, Adaptive or Bild
+    profile : Profile
+        Acceptance; costs are not read.
+    tokens : int, optional
+        As in `expected_latency`.
+
+    Raises
+    ------
+    PlanError, PredictionError
+        As `expected_latency`.
+
+    Examples
+    --------
+    >>> from hsdopt.plan import parse_plan
+    >>> profile = Profile.from_rates("big", {"big": 1.0, "small": 0.125}, {("small", "big"): 0.5})
+    >>> expected_passes(parse_plan("big(small:2)"), profile).tokens_per_pass
+    1.75
+    """
     for model in plan.models:
         profile.require(model)
-    places: list[Position] = []
     if isinstance(plan, Bild):
         profile.require_greedy(plan)
-        counts = stint_counts(plan, profile.traces, tokens)
-    elif isinstance(plan, Level | Adaptive):
-        kernel = Kernel(plan, profile)
-        counts = steady_counts(kernel, plan.models) if tokens is None else finite_counts(kernel, plan.models, tokens)
-        places = positions(kernel, plan.models, plan.target) if full else []
-    else:
+        return stint_counts(plan, profile.traces, tokens)
+    return _counts(plan, _kernel(plan, profile), tokens)
+
+
+def _kernel(plan: Plan, profile: Profile) -> Kernel:
+    if not isinstance(plan, Level | Adaptive):
         raise PlanError(f"expected a Level, Adaptive or Bild plan; got {type(plan).__name__}")
+    return Kernel(plan, profile)
+
+
+def _counts(plan: Plan, kernel: Kernel, tokens: int | None) -> Counts:
+    return steady_counts(kernel, plan.models) if tokens is None else finite_counts(kernel, plan.models, tokens)
+
+
+def _estimate(
+    plan: Plan, profile: Profile, context: float | None, tokens: int | None, overhead: Overhead, *, full: bool
+) -> Estimate:
+    """Return the estimate without intervals, and without the values of positions unless `full`."""
+    prices = _Prices(profile, profile.context if context is None else context, overhead, plan.target)
+    places: list[Position] = []
+    if isinstance(plan, Bild) or not full:
+        counts = expected_passes(plan, profile, tokens=tokens)
+    else:
+        for model in plan.models:
+            profile.require(model)
+        kernel = _kernel(plan, profile)
+        counts = _counts(plan, kernel, tokens)
+        places = positions(kernel, plan.models, plan.target)
     return _priced(plan, counts, places, prices)
 
 
 def _priced(plan: Plan, counts: Counts, places: list[Position], prices: _Prices) -> Estimate:
     breakdown = tuple(_share(model, counts, prices) for model in plan.models)
-    seconds = sum(row.seconds for row in breakdown)
+    outside = prices.outside(counts.passes)
+    seconds = sum(row.seconds for row in breakdown) + outside
     if seconds <= 0.0:
         raise PredictionError(f"expected passes that cost something; got 0 seconds per token for {plan}")
     return Estimate(
         seconds_per_token=seconds,
-        speedup=prices(plan.target, 1) / seconds,
+        speedup=(prices(plan.target, 1) + prices.outside({(plan.target, 1): 1.0})) / seconds,
         tokens_per_pass=counts.tokens_per_pass,
         breakdown=breakdown,
         passes=MappingProxyType(dict(counts.passes)),
         edges=tuple(EdgeShare(*edge, *both) for edge, both in counts.edges.items()),
         position_value=tuple(_worth(index + 1, place, seconds, prices) for index, place in enumerate(places)),
         extrapolated=_extrapolated(counts, prices, seconds),
+        overhead=outside,
     )
 
 
@@ -238,6 +291,7 @@ def _share(model: str, counts: Counts, prices: _Prices) -> ModelShare:
 
 def _worth(position: int, place: Position, seconds_per_token: float, prices: _Prices) -> PositionValue:
     seconds = sum(count * prices(model, tokens) for (model, tokens), count in place.passes.items())
+    seconds += prices.outside(place.passes)
     return PositionValue(position, place.tokens, seconds, place.tokens * seconds_per_token - seconds)
 
 
@@ -259,9 +313,11 @@ def _extrapolated(counts: Counts, prices: _Prices, seconds: float) -> float:
 class _Prices:
     """Seconds per pass, at one context, each read once; beyond a curve in proportion to the tokens."""
 
-    def __init__(self, profile: Profile, context: float | None) -> None:
+    def __init__(self, profile: Profile, context: float | None, overhead: Overhead, target: str) -> None:
         self._profile = profile
         self._context = context
+        self._overhead = overhead
+        self._target = target
         self._read: dict[str, list[float]] = defaultdict(list)
 
     def longest(self, model: str) -> float:
@@ -271,6 +327,10 @@ class _Prices:
     def beyond(self, model: str, tokens: int) -> bool:
         """Return whether passes of so many tokens were not profiled."""
         return tokens > self.longest(model)
+
+    def outside(self, passes: Passes) -> float:
+        """Return the seconds outside so many passes by (model, new tokens)."""
+        return self._overhead.seconds(passes, self._target)
 
     def __call__(self, model: str, tokens: int) -> float:
         """Return the seconds of one pass of `model` over `tokens` new tokens."""
