@@ -33,13 +33,18 @@ __all__ = [
     "acceptance_heatmap",
     "cost_curves",
     "elide",
+    "latency_against_memory",
+    "prediction_errors",
     "profile_figures",
+    "quality_frontier",
     "report_figures",
+    "run_distribution",
     "save_figure",
     "simulated_against_real",
     "simulated_distribution",
     "speedups",
     "style",
+    "transfer_intervals",
     "what_if_curve",
     "where_the_time_goes",
 ]
@@ -167,16 +172,20 @@ def simulated_against_real(report: Report, *, ax: Axes | None = None) -> Axes:
 def speedups(report: Report, *, ax: Axes | None = None) -> Axes:
     """Return the measured speed-up of every plan over the target alone, with intervals, fastest on top.
 
+    Baselines stand among the plans, their bars hollow.
+
     Parameters
     ----------
     report : mapping
         As in report.json.
     ax : Axes, optional
     """
-    rows = sorted(report["plans"], key=lambda row: row["speedup"])
+    rows = sorted((*report["plans"], *_baselines(report)), key=lambda row: row["speedup"])
     axes = _axes(ax, 0.27 * len(rows) + 1.3)
     place, values = np.arange(len(rows)), [row["speedup"] for row in rows]
-    axes.barh(place, values, color=[_bar_colour(row, report) for row in rows], height=0.68)
+    colours = [_bar_colour(row, report) for row in rows]
+    edges = [_GREY if row["family"] == "baseline" else colour for row, colour in zip(rows, colours, strict=True)]
+    axes.barh(place, values, color=colours, edgecolor=edges, linewidth=0.8, height=0.68)
     bounds = [row["speedup_interval"] or [row["speedup"]] * 2 for row in rows]
     lengths = np.abs(np.array([[value - low, high - value] for value, (low, high) in zip(values, bounds, strict=True)]))
     axes.errorbar(values, place, xerr=lengths.T, fmt="none", ecolor=_TARGET, elinewidth=1, capsize=2)
@@ -223,6 +232,163 @@ def where_the_time_goes(report: Report, *, models: Sequence[str] = (), ax: Axes 
     if used:
         axes.legend(loc="upper right", bbox_to_anchor=(1, -0.55 / (0.27 * len(rows) + 0.6)), ncols=3, borderaxespad=0)
     _keep(axes, [{"plan": row["plan"], **row["seconds_by_model"], **_outside(row)} for row in reversed(rows)])
+    return axes
+
+
+@_styled
+def prediction_errors(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return the error of every plan by every predictor, one row per predictor; a bar marks the median.
+
+    Filled points predict from traces of the timed prompts, hollow ones from the profile; the band is 5 % around none.
+    The median of the absolute error stands at the right.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If no plan of the report was predicted.
+    """
+    rows = _error_rows(report)
+    if not rows:
+        raise InvalidArgumentError("expected at least one predicted plan in the report; got none")
+    axes = _axes(ax, 0.42 * len(rows) + 1.5)
+    axes.axvspan(-5, 5, color="#EFEFEF", zorder=0)
+    axes.axvline(0, color=_GREY, linewidth=1)
+    for place, (kind, _, errors) in enumerate(reversed(rows)):
+        values = 100 * np.array(list(errors.values()))
+        colour = _BLUE if kind == "same prompts" else _RED
+        look: dict[str, Any] = {"markerfacecolor": colour if kind == "same prompts" else "none", "alpha": 0.75}
+        spread = place + 0.24 * (np.arange(len(values)) % 3 - 1)  # points that coincide stay countable
+        axes.plot(values, spread, marker="o", linestyle="none", color=colour, markersize=4.5, zorder=3, **look)
+        axes.plot([np.median(values)] * 2, [place - 0.38, place + 0.38], color=_TARGET, linewidth=1.8, zorder=4)
+        text = f"{np.median(np.abs(values)):.1f} %"
+        axes.annotate(text, (1.02, place), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
+    axes.set_yticks(range(len(rows)), [f"{name}\n{kind}" for kind, name, _ in reversed(rows)], fontsize=_SMALL)
+    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="predicted over measured, less one, per cent (bar: median)")
+    axes.grid(visible=False, axis="y")
+    axes.set_title("Errors by predictor (right: median size)")
+    _keep(axes, [_error_entry(kind, name, plan, e) for kind, name, errors in rows for plan, e in errors.items()])
+    return axes
+
+
+@_styled
+def transfer_intervals(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return the interval predicted from the profile (bars) beside the measured time (points), fastest on top.
+
+    Points that their interval misses are red crosses.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If no plan of the report has such an interval.
+    """
+    rows = [row for row in report["plans"] if row.get("transfer_interval")][::-1]
+    if not rows:
+        raise InvalidArgumentError("expected at least one plan with a predicted interval in the report; got none")
+    axes = _axes(ax, 0.27 * len(rows) + 1.6)
+    for place, row in enumerate(rows):
+        low, high = (1e3 * bound for bound in row["transfer_interval"])
+        axes.barh(place, high - low, left=low, height=0.6, color="#CFE2F0")
+        inside = _covered(row)
+        look: dict[str, Any] = {"marker": "o" if inside else "X", "color": _TARGET if inside else _RED}
+        bounds = np.array(row["interval"] or [row["measured_seconds_per_token"]] * 2) * 1e3
+        axes.plot(bounds, [place] * 2, color=look["color"], linewidth=1)
+        axes.plot([1e3 * row["measured_seconds_per_token"]], [place], linestyle="none", markersize=5.5, **look)
+    _plan_ticks(axes, rows, report)
+    axes.set(xlim=(0, None), ylim=(-0.7, len(rows) - 0.3), xlabel="ms per token")
+    axes.set_title(f"Predicted intervals: {sum(map(_covered, rows))} of {len(rows)} hold the measured time")
+    columns = ("plan", "measured_seconds_per_token", "interval", "transfer_seconds_per_token", "transfer_interval")
+    _keep(axes, [_columns(row, *columns) | {"covered": _covered(row)} for row in reversed(rows)])
+    return axes
+
+
+@_styled
+def run_distribution(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return the share of single outputs of the chosen plan that were at least so fast, measured and simulated.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json; its "distribution" has to be there.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the report holds no distribution.
+    """
+    found = report.get("distribution")
+    if not found or not found["measured"]:
+        raise InvalidArgumentError("expected a distribution of single outputs in the report; got none")
+    axes = _axes(ax, 3.6)
+    curves = {"measured": found["measured"], **found["predicted"]}
+    for number, (name, values) in enumerate(curves.items()):
+        times = 1e3 * np.sort(np.asarray(values, dtype=float))
+        steps = np.arange(1, len(times) + 1) / len(times)
+        look: dict[str, Any] = {"color": (_TARGET, *_PALETTE)[number], "linestyle": ("-", "--", ":", "-.")[number % 4]}
+        label = f"{name}: mean {times.mean():.3g}, {len(times)} outputs"
+        axes.step(
+            [times[0], *times], [0, *steps], where="post", linewidth=2.2 if number == 0 else 1.6, label=label, **look
+        )
+    axes.set(ylim=(0, 1.02), xlabel="ms per token of one output", ylabel="share of outputs at least so fast")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_title(f"One output of {elide(found['plan'], 44)}")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), borderaxespad=0)
+    _keep(axes, [{"source": name, "seconds_per_token": value} for name, values in curves.items() for value in values])
+    return axes
+
+
+@_styled
+def latency_against_memory(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return measured time per token against the bytes of weights; what no lossless plan beats in both is named.
+
+    Plans that change the output are hollow diamonds, baselines hollow squares; neither counts for the frontier.
+
+    Parameters
+    ----------
+    report : mapping
+        As in report.json.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If the report does not say how much memory its plans need.
+    """
+    rows = [row for row in (*report["plans"], *_baselines(report)) if row.get("memory_bytes")]
+    if not rows:
+        raise InvalidArgumentError("expected a report that says what memory its plans need; this one does not")
+    axes = _axes(ax, 4.4, _WIDTH + 0.6)
+    front = _frontier(rows)
+    kinds = {"lossless plan": "o", "changes the output": "D", "baseline": "s"}
+    for kind, marker in kinds.items():
+        points = np.array([_memory_point(row) for row in rows if _memory_kind(row) == kind]).reshape(-1, 2)
+        if len(points):
+            face = _BLUE if kind == "lossless plan" else "none"
+            colour = _BLUE if kind == "lossless plan" else _GREY
+            look: dict[str, Any] = {"marker": marker, "color": colour, "markerfacecolor": face, "alpha": 0.8}
+            axes.plot(*points.T, linestyle="none", markersize=5, label=kind, zorder=3, **look)
+    best = [_memory_point(row) for row in front]
+    axes.plot(*np.array(best).T, color=_RED, marker="o", drawstyle="steps-post", label="best for its memory", zorder=4)
+    axes.set(xlabel="weights that the plan needs, MB", ylabel="measured, ms per token")
+    axes.set(ylim=(0, None))
+    axes.margins(x=0.08)
+    axes.set_title("Latency against memory")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=2, borderaxespad=0)
+    _label_column(axes, best, [_short_label(row) for row in front], [_ink(row, report) for row in front])
+    columns = ("plan", "family", "memory_bytes", "measured_seconds_per_token", "interval")
+    _keep(axes, [_columns(row, *columns) | {"frontier": row in front} for row in rows])
     return axes
 
 
@@ -366,10 +532,17 @@ def simulated_distribution(
 def report_figures(report: Report, profile: Profile | None = None) -> dict[str, Figure]:
     """Return every figure that the report (and the profile behind it) can fill, by name, in reading order."""
     models = () if profile is None else profile.names
-    figures: dict[str, Figure] = {}
-    if any(row["predicted"] for row in report["plans"]):
-        figures["simulated-against-real"] = _on_own_figure(simulated_against_real, report)
-    figures["speedups"] = _on_own_figure(speedups, report)
+    predicted = any(row["predicted"] or row["transfer"] for row in report["plans"])
+    everything = (*report["plans"], *_baselines(report))
+    wanted: dict[str, tuple[Callable[..., Axes], bool]] = {
+        "simulated-against-real": (simulated_against_real, any(row["predicted"] for row in report["plans"])),
+        "prediction-errors": (prediction_errors, predicted),
+        "run-distribution": (run_distribution, bool((report.get("distribution") or {}).get("measured"))),
+        "transfer-intervals": (transfer_intervals, any(row.get("transfer_interval") for row in report["plans"])),
+        "speedups": (speedups, True),
+        "latency-against-memory": (latency_against_memory, any(row.get("memory_bytes") for row in everything)),
+    }
+    figures = {name: _on_own_figure(draw, report) for name, (draw, shown) in wanted.items() if shown}
     figures["where-the-time-goes"] = _on_own_figure(where_the_time_goes, report, models=models)
     return figures | ({} if profile is None else profile_figures(profile))
 
@@ -546,19 +719,75 @@ def _ink(row: Row, report: Report) -> str:
 def _bar_colour(row: Row, report: Report) -> str:
     if row["plan"] == report["summary"]["chosen"]:
         return _RED
+    if row["family"] == "baseline":
+        return "white"
     return _GREY if row["plan"] == report["summary"]["autoregression"] else "#8DBBDD"
+
+
+def _baselines(report: Report) -> Sequence[Row]:
+    """Return the rows of the baselines; reports of older versions have none."""
+    rows: Sequence[Row] = report.get("baselines", ())
+    return rows
+
+
+def _short_label(row: Row) -> str:
+    """Return the plan, elided; of a baseline only what follows the library's name."""
+    text = str(row["plan"])
+    return elide(text.removeprefix("transformers ") if row["family"] == "baseline" else text, 34)
 
 
 def _plan_ticks(axes: Axes, rows: Sequence[Row], report: Report) -> None:
     """Name the bars by their plans; the chosen one is bold and says so."""
     chosen = report["summary"]["chosen"]
-    texts = [elide(row["plan"], 34) for row in rows]
+    texts = [_short_label(row) for row in rows]
     axes.set_yticks(range(len(rows)), texts, fontsize=_SMALL)
     for label, row in zip(axes.get_yticklabels(), rows, strict=True):
         if row["plan"] == chosen:
-            label.set(color=_RED, fontweight="bold", text=elide(row["plan"], 34))
+            label.set(color=_RED, fontweight="bold", text=_short_label(row))
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=False, axis="y")
+
+
+def _error_rows(report: Report) -> list[tuple[str, str, dict[str, float]]]:
+    """Return (kind, predictor, error by plan), the report's main predictor first in each kind."""
+    primary, rows = report["summary"]["predictor"], []
+    for kind, field in (("same prompts", "predicted"), ("new prompts", "transfer")):
+        names = dict.fromkeys(name for row in report["plans"] for name in row[field])
+        for name in sorted(names, key=lambda name: name != primary):
+            errors = {
+                row["plan"]: row[field][name] / row["measured_seconds_per_token"] - 1
+                for row in report["plans"]
+                if name in row[field]
+            }
+            rows.append((kind, name, errors))
+    return rows
+
+
+def _error_entry(kind: str, predictor: str, plan: str, error: float) -> dict[str, Any]:
+    return {"predictor": predictor, "kind": kind, "plan": plan, "error": error}
+
+
+def _covered(row: Row) -> bool:
+    low, high = row["transfer_interval"]
+    return bool(low <= row["measured_seconds_per_token"] <= high)
+
+
+def _memory_kind(row: Row) -> str:
+    return {"bild": "changes the output", "baseline": "baseline"}.get(row["family"], "lossless plan")
+
+
+def _memory_point(row: Row) -> tuple[float, float]:
+    """Return (MB of weights, ms per token)."""
+    return row["memory_bytes"] / 1e6, 1e3 * row["measured_seconds_per_token"]
+
+
+def _frontier(rows: Sequence[Row]) -> list[Row]:
+    """Return the lossless plans than which no other is both smaller and faster, smallest first."""
+    front: list[Row] = []
+    for row in sorted((row for row in rows if _memory_kind(row) == "lossless plan"), key=_memory_point):
+        if not front or row["measured_seconds_per_token"] < front[-1]["measured_seconds_per_token"]:
+            front.append(row)
+    return front
 
 
 def _flat(row: Row) -> dict[str, Any]:
@@ -647,3 +876,56 @@ def what_if_curve(answer: WhatIf, *, ax: Axes | None = None) -> Axes:
         axes, [{"cost_ratio": p.cost_ratio, "acceptance": "" if p.acceptance is None else p.acceptance} for p in points]
     )
     return axes
+
+
+@_styled
+def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
+    """Return quality against time per token: the settings of Big Little Decoder beside lossless plans.
+
+    A line per small model joins the settings that none of its own beats in both; they are named by their
+    thresholds, fallback and rollback. Bars are the intervals of the time.
+
+    Parameters
+    ----------
+    report : mapping
+        As in quality.json.
+    ax : Axes, optional
+    """
+    rows = [row for row in report["plans"] if row["quality"] is not None]
+    if not rows:
+        raise InvalidArgumentError("expected at least one plan whose quality is known; got none")
+    axes = _axes(ax, 4.6, _WIDTH + 0.4)
+    smalls = sorted({row["small"] for row in rows if row["small"]})
+    colours = model_colours(smalls, report["target"])
+    others = [row for row in rows if not row["small"] and row["family"] != "autoregression"]
+    _time_bars(axes, others, color=_GREY, marker="D", markerfacecolor="white", label="lossless plans")
+    own = [row for row in rows if row["family"] == "autoregression"]
+    _time_bars(axes, own, color=_TARGET, marker="*", markersize=11, label="the target alone")
+    named = []
+    for number, small in enumerate(smalls):
+        points = [row for row in rows if row["small"] == small]
+        best = sorted((row for row in points if row["undominated"]), key=lambda row: row["time"])
+        axes.plot([row["time"] for row in best], [row["quality"] for row in best], color=colours[small], zorder=2)
+        _time_bars(axes, points, color=colours[small], marker=_MARKERS[number % 3], label=f"bild, {elide(small, 24)}")
+        named += [(row, colours[small]) for row in best]
+    texts = [f"{row['fallback']:g}, {row['rollback']:g}" for row, _ in named]
+    _label_column(axes, [(row["time"], row["quality"]) for row, _ in named], texts, [colour for _, colour in named])
+    whose = "the target's output" if report["against"] == "own" else "the references"
+    measure = {"bleu": "BLEU", "rouge-l": "ROUGE-L"}[report["measure"]]
+    axes.set(xlabel="time per token (the target alone = 1)", ylabel=f"{measure} against {whose}")
+    axes.set_title("Quality against latency")
+    axes.legend(loc="lower right")
+    names = ("plan", "family", "small", "fallback", "rollback", "time", "time_interval", "quality", "undominated")
+    _keep(axes, [_columns(row, *names) for row in rows])
+    return axes
+
+
+def _time_bars(axes: Axes, rows: Sequence[Row], **look: Any) -> None:  # noqa: ANN401 (matplotlib's own)
+    """Draw plans at their times, with intervals, and their quality."""
+    if not rows:
+        return
+    times = np.array([row["time"] for row in rows])
+    bounds = np.array([row["time_interval"] or [row["time"]] * 2 for row in rows])
+    lengths = np.abs(np.stack([times - bounds[:, 0], bounds[:, 1] - times]))
+    look = {"linestyle": "none", "markersize": 5.5, "elinewidth": 0.7, "zorder": 3} | look
+    axes.errorbar(times, [row["quality"] for row in rows], xerr=lengths, **look)
