@@ -15,12 +15,30 @@ from hsdopt.runtime.lookup import Lookup, LookupSession
 from hsdopt.runtime.model import Model
 from hsdopt.runtime.session import Session
 
-__all__ = ["NEW_TOKENS", "CostRecord", "choose_contexts", "collect", "encoder_seconds", "fitting", "measure_costs"]
+__all__ = [
+    "NEW_TOKENS",
+    "Cell",
+    "CostRecord",
+    "PassTimer",
+    "choose_contexts",
+    "collect",
+    "encoder_seconds",
+    "fitting",
+    "measure_costs",
+    "outliers",
+    "relative_error",
+]
+
+Cell = tuple[str, int, int]
+"""A kind of pass: model, new tokens, context length."""
 
 NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
 """Numbers of new tokens at which passes are timed."""
 
 _LOOKUP_DRAFT = 10
+_FAR, _MARKED = 5.0, 0.2  # an outlier is this many standard deviations and this share of the median away
+_DEVIATION = 1.4826  # standard deviations of a normal law per median absolute deviation
+_MEDIAN = 1.2533  # standard error of a median over that of a mean
 _ENCODER_REPEATS = 5
 
 
@@ -102,25 +120,65 @@ def measure_costs(
         Of the order.
     """
     finished = set(done)
-    longest = max(contexts) + max(tokens)
-    filler = _filler(text, longest)
     cells = [(context, count) for context in contexts for count in tokens]
     rng = np.random.default_rng(seed)
-    benches = {
-        (name, context): _Bench(model, filler, context, filler if prompt is None else prompt)
-        for name, model in models.items()
-        for context in contexts
-    }
+    timer = PassTimer(models, longest=max(contexts) + max(tokens), text=text, prompt=prompt, lookup=lookup)
     fits = {name: fitting(model, tokens, contexts) for name, model in models.items()}
     for repeat in range(repeats):
         for context, count in rng.permutation(cells).tolist():
             for name in models:
                 if (name, count, context, repeat) not in finished and count in fits[name]:
-                    yield CostRecord(name, count, context, repeat, benches[name, context].time(count))
+                    yield CostRecord(name, count, context, repeat, timer.time((name, count, context)))
         if lookup is not None:
             for context in contexts:
                 if (LOOKUP, 1, context, repeat) not in finished:
-                    yield CostRecord(LOOKUP, 1, context, repeat, _time_lookup(lookup, filler, context))
+                    yield CostRecord(LOOKUP, 1, context, repeat, timer.time((LOOKUP, 1, context)))
+
+
+class PassTimer:
+    """Times single passes; caches are filled once and kept for the next pass at the same context.
+
+    Parameters
+    ----------
+    models : mapping of str to Model
+        The networks, by name.
+    longest : int
+        The longest context and pass together.
+    text : sequence of int
+        Token ids to fill the caches with; repeated where it is too short.
+    prompt : sequence of int, optional
+        What encoders read before the decoder's passes are timed; what fills the caches if not given.
+    lookup : Lookup, optional
+        Times requests of the lookup drafter too.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there is no text.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        *,
+        longest: int,
+        text: Sequence[int],
+        prompt: Sequence[int] | None = None,
+        lookup: Lookup | None = None,
+    ) -> None:
+        self._models, self._lookup = models, lookup
+        self._filler = _filler(text, longest)
+        self._prompt = self._filler if prompt is None else prompt
+        self._benches: dict[tuple[str, int], _Bench] = {}
+
+    def time(self, cell: Cell) -> float:
+        """Return the seconds of one pass."""
+        name, count, context = cell
+        if name == LOOKUP and self._lookup is not None:
+            return _time_lookup(self._lookup, self._filler, context)
+        if (name, context) not in self._benches:
+            self._benches[name, context] = _Bench(self._models[name], self._filler, context, self._prompt)
+        return self._benches[name, context].time(count)
 
 
 def collect(records: Iterable[CostRecord]) -> dict[str, tuple[CostSample, ...]]:
@@ -133,6 +191,39 @@ def collect(records: Iterable[CostRecord]) -> dict[str, tuple[CostSample, ...]]:
         seconds = tuple(timings[repeat] for repeat in sorted(timings))
         samples.setdefault(name, []).append(CostSample(count, context, seconds))
     return {name: tuple(taken) for name, taken in samples.items()}
+
+
+def relative_error(seconds: Sequence[float]) -> float:
+    """Return the standard error of the median of some timings as a fraction of it; infinite for a single timing.
+
+    Examples
+    --------
+    >>> round(relative_error([1.0, 1.1, 0.9, 1.0, 3.0]), 3)
+    0.083
+    """
+    if len(seconds) < 2:
+        return float("inf")
+    median = float(np.median(seconds))
+    return _MEDIAN * _spread(seconds) / (median * len(seconds) ** 0.5) if median else 0.0
+
+
+def outliers(sample: CostSample) -> tuple[float, ...]:
+    """Return the timings of a sample that lie far from its others; they stay in it.
+
+    An outlier is over 5 standard deviations (by the median absolute deviation) and over 20 % from the median.
+
+    Examples
+    --------
+    >>> outliers(CostSample(1, 8, (1.0, 1.01, 0.99, 1.0, 3.0)))
+    (3.0,)
+    """
+    limit = max(_FAR * _spread(sample.seconds), _MARKED * sample.median)
+    return tuple(seconds for seconds in sample.seconds if abs(seconds - sample.median) > limit)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """Return the standard deviation of timings, whatever a few of them do."""
+    return _DEVIATION * float(np.median(np.abs(np.asarray(seconds) - np.median(seconds))))
 
 
 def encoder_seconds(models: Mapping[str, Model], prompts: Iterable[Sequence[int]]) -> dict[str, float]:

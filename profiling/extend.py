@@ -28,6 +28,7 @@ from hsdopt.profiling.measure import (
     machine,
     model_info,
     render_prompts,
+    silent,
     table_arrays,
     time_passes,
 )
@@ -81,7 +82,7 @@ def add_drafters(
     outputs = _outputs(profile, workload, models[profile.target])
     check_room(new, [prompt for prompt, _ in outputs], profile.setting.max_new_tokens)
     record = Journal(Path(journal), _header(profile, new, models, outputs), resume=resume)
-    report = progress or (lambda *_: None)
+    report = progress or silent
     networks = {name: models[name] for name in (*profile.costs, *new) if name != LOOKUP}
     traces = list(_scored(networks, profile, outputs, record, report))
     return _extended(profile, new, traces, record, report)
@@ -160,19 +161,16 @@ def _extended(
     for name, model in networks.items():
         if not fitting(model, tokens, contexts):
             raise InvalidArgumentError(f"expected room in {name} for contexts of {contexts[-1]}, as profiled")
-    passes = sum(len(fitting(model, tokens, contexts)) for model in networks.values())
-    cells = repeats * len(contexts) * (passes + (LOOKUP in new))
     table = lookup_table(traces)
     records = time_passes(
         networks,
         journal,
-        [token for trace in traces for token in (*trace.prompt, *trace.tokens)],
+        traces,
         tokens=tokens,
         contexts=contexts,
         repeats=repeats,
-        prompt=sorted((trace.prompt for trace in traces), key=len)[len(traces) // 2],
         table=table if LOOKUP in new else None,
-        report=lambda done: report("pass costs", done, cells),
+        report=report,
     )
     samples, curves = cost_curves(records)
     has_lookup = LOOKUP in new or LOOKUP in profile.costs

@@ -20,12 +20,16 @@ from hsdopt.profiles import ModelInfo, Profile, Setting
 from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
 from hsdopt.profiling.cost import (
     NEW_TOKENS,
+    Cell,
     CostRecord,
+    PassTimer,
     choose_contexts,
     collect,
     encoder_seconds,
     fitting,
     measure_costs,
+    outliers,
+    relative_error,
 )
 from hsdopt.profiling.hardware import device_name, provenance
 from hsdopt.profiling.journal import Journal
@@ -39,9 +43,12 @@ __all__ = ["check_room", "model_info", "profile", "render_prompts", "trace_promp
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
+MOST = 30
+"""Timings of a kind of pass after which more would hardly help."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     """Everything one profiling run measures, settled before it starts."""
 
     models: Mapping[str, Model]
@@ -51,6 +58,7 @@ class _Task:
     contexts: tuple[int, ...]
     tokens: tuple[int, ...]
     repeats: int
+    precision: float | None = None
 
     @property
     def networks(self) -> dict[str, Model]:
@@ -66,13 +74,9 @@ class _Task:
             "contexts": self.contexts,
             "tokens": self.tokens,
             "repeats": self.repeats,
+            **({} if self.precision is None else {"precision": self.precision}),
             "machine": machine(self.models[self.target]),
         }
-
-    @property
-    def cells(self) -> int:
-        passes = sum(len(fitting(model, self.tokens, self.contexts)) for model in self.networks.values())
-        return self.repeats * len(self.contexts) * (passes + (LOOKUP in self.models))
 
 
 def profile(
@@ -86,6 +90,7 @@ def profile(
     contexts: Sequence[int] | None = None,
     tokens: Sequence[int] = NEW_TOKENS,
     repeats: int = 5,
+    precision: float | None = None,
     resume: bool = False,
     progress: Progress | None = None,
 ) -> Profile:
@@ -111,7 +116,9 @@ def profile(
     contexts, tokens : sequence of int, optional
         Context lengths and numbers of new tokens to time; contexts are chosen from the workload if not given.
     repeats : int
-        Timings of every cell.
+        Timings of every kind of pass.
+    precision : float, optional
+        Time kinds of pass further whose median has a larger standard error than this fraction of it, up to 30 times.
     resume : bool
         Continue the journal.
     progress : callable, optional
@@ -126,7 +133,7 @@ def profile(
     ProfileError
         If the journal cannot be continued or written.
     """
-    task = _settle(
+    task = settle(
         target,
         drafters,
         workload,
@@ -135,24 +142,24 @@ def profile(
         contexts=contexts,
         tokens=tokens,
         repeats=repeats,
+        precision=precision,
     )
     record = Journal(Path(journal), task.header, resume=resume)
-    report = progress or (lambda *_: None)
+    report = progress or silent
     traces = list(_traces(task.networks, target, task.prompts, setting=task.setting, journal=record, report=report))
     lookup = lookup_table(traces) if LOOKUP in task.models else None
-    text = [token for trace in traces for token in (*trace.prompt, *trace.tokens)]
     costs = time_passes(
         task.networks,
         record,
-        text,
+        traces,
         tokens=task.tokens,
         contexts=task.contexts,
         repeats=task.repeats,
-        prompt=sorted(task.prompts.values(), key=len)[len(task.prompts) // 2],
+        precision=task.precision,
         table=lookup,
-        report=lambda done: report("pass costs", done, task.cells),
+        report=report,
     )
-    return _assemble(task, workload, traces, costs, lookup)
+    return finished_profile(task, workload, traces, costs, lookup)
 
 
 def trace_prompts(
@@ -196,7 +203,7 @@ def trace_prompts(
         "machine": machine(models[target]),
     }
     record = Journal(Path(journal), header, resume=resume)
-    report = progress or (lambda *_: None)
+    report = progress or silent
     return tuple(_traces(networks, target, prompts, setting=setting, journal=record, report=report))
 
 
@@ -214,7 +221,7 @@ def model_info(model: Model, *, device: str | None = None) -> ModelInfo:
     )
 
 
-def _settle(
+def settle(
     target: str,
     drafters: Sequence[str],
     workload: Workload,
@@ -224,13 +231,16 @@ def _settle(
     contexts: Sequence[int] | None,
     tokens: Sequence[int],
     repeats: int,
-) -> _Task:
+    precision: float | None = None,
+) -> Task:
     """Check everything that can be checked before minutes are spent."""
     missing = [name for name in (target, *drafters) if name not in models]
     if missing:
         raise InvalidArgumentError(f"expected a loaded model for every name; got none for {', '.join(missing)}")
     if repeats < 1:
         raise InvalidArgumentError(f"expected at least 1 repeat; got {repeats}")
+    if precision is not None and not 0 < precision < 1:
+        raise InvalidArgumentError(f"expected a precision between 0 and 1, such as 0.02; got {precision}")
     if target in drafters or target == LOOKUP:
         raise InvalidArgumentError(f"expected drafters other than the target {target}, and a language model as target")
     chosen = {name: models[name] for name in (target, *dict.fromkeys(drafters))}
@@ -249,7 +259,7 @@ def _settle(
     else:
         where = tuple(sorted(set(contexts)))
         _check_contexts(where, chosen)
-    return _Task(chosen, target, prompts, setting, where, counts, repeats)
+    return Task(chosen, target, prompts, setting, where, counts, repeats, precision)
 
 
 def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ...]]:
@@ -312,16 +322,17 @@ def _traces(
     stored = {record["id"]: record["trace"] for record in journal.records if "trace" in record}
     for index, (key, prompt) in enumerate(prompts.items()):
         if key not in stored:
-            trace = _trace(networks, target, prompt, setting, seed=index)
+            trace = trace_prompt(networks, target, prompt, setting, seed=index)
             journal.add(id=key, trace=trace.to_record())
             stored[key] = trace.to_record()
         report("acceptance", index + 1, len(prompts))
         yield PromptTrace.from_record(stored[key])
 
 
-def _trace(
+def trace_prompt(
     networks: Mapping[str, Model], target: str, prompt: Sequence[int], setting: Setting, *, seed: int
 ) -> PromptTrace:
+    """Return what every network says along the output that the target writes after one prompt."""
     options = setting.model_dump()
     output = generate(Level(target), networks, list(prompt), ignore_eos=True, seed=seed, **options)
     return score_output(networks, target, prompt, output.tokens, setting=setting)
@@ -335,41 +346,67 @@ def lookup_table(traces: Sequence[PromptTrace]) -> Bigrams:
 def time_passes(
     networks: Mapping[str, Model],
     journal: Journal,
-    text: Sequence[int],
+    traces: Sequence[PromptTrace],
     *,
     tokens: Sequence[int],
     contexts: Sequence[int],
     repeats: int,
     table: Bigrams | None,
-    report: Callable[[int], None],
-    prompt: Sequence[int] | None = None,
+    report: Progress,
+    precision: float | None = None,
 ) -> list[CostRecord]:
     """Return all cost records: those in the journal, and those it lacks, which are added to it."""
     records = [CostRecord(**record["cost"]) for record in journal.records if "cost" in record]
-    new = measure_costs(
-        networks,
-        tokens=tokens,
-        contexts=contexts,
-        repeats=repeats,
-        text=text,
-        prompt=prompt,
-        lookup=None if table is None else Lookup(table),
-        done=[(r.model, r.tokens, r.context, r.repeat) for r in records],
-    )
+    text, prompt = filler(traces)
+    lookup = None if table is None else Lookup(table)
+    passes = sum(len(fitting(model, tokens, contexts)) for model in networks.values())
+    total = repeats * len(contexts) * (passes + (table is not None))
+    done = [(r.model, r.tokens, r.context, r.repeat) for r in records]
+    options = {"text": text, "prompt": prompt, "lookup": lookup}
+    new = measure_costs(networks, tokens=tokens, contexts=contexts, repeats=repeats, done=done, **options)
     for record in new:
         journal.add(cost=asdict(record))
         records.append(record)
-        report(len(records))
+        report("pass costs", len(records), total)
+    if precision is not None:
+        timer = PassTimer(networks, longest=max(contexts) + max(tokens), **options)
+        for record in _sharpened(records, timer, precision):
+            journal.add(cost=asdict(record))
+            report("pass costs", len(records), max(total, len(records)))
     return records
 
 
-def _assemble(
-    task: _Task,
+def _sharpened(records: list[CostRecord], timer: PassTimer, precision: float) -> Iterator[CostRecord]:
+    """Add to `records`, and yield, further timings of what is not known to `precision` yet."""
+    cells: dict[Cell, list[float]] = {}
+    for record in records:
+        cells.setdefault((record.model, record.tokens, record.context), []).append(record.seconds)
+    while vague := [c for c, taken in cells.items() if len(taken) < MOST and relative_error(taken) > precision]:
+        for cell in vague:
+            records.append(CostRecord(*cell, len(cells[cell]), timer.time(cell)))
+            cells[cell].append(records[-1].seconds)
+            yield records[-1]
+
+
+def filler(traces: Sequence[PromptTrace]) -> tuple[list[int], tuple[int, ...]]:
+    """Return the text that fills caches while passes are timed, and the prompt of middle length for encoders."""
+    text = [token for trace in traces for token in (*trace.prompt, *trace.tokens)]
+    return text, sorted((trace.prompt for trace in traces), key=len)[len(traces) // 2]
+
+
+def silent(*_: object) -> None:
+    """Report nothing."""
+
+
+def finished_profile(
+    task: Task,
     workload: Workload,
     traces: Sequence[PromptTrace],
     costs: Sequence[CostRecord],
     table: Bigrams | None,
+    **more: Any,  # noqa: ANN401 -- any JSON value
 ) -> Profile:
+    """Return what was measured as a profile; `more` joins its provenance."""
     samples, curves = cost_curves(costs)
     device = str(task.models[task.target].device or "cpu")
     return Profile(
@@ -390,8 +427,23 @@ def _assemble(
             "contexts": list(task.contexts),
             "batch": 1,
             "repeats": task.repeats,
+            **({} if task.precision is None else {"precision": task.precision}),
+            "outliers": _outliers(samples),
+            **more,
         },
     )
+
+
+def _outliers(samples: Mapping[str, tuple[CostSample, ...]]) -> list[str]:
+    """Return a line for every kind of pass with timings far from the others; they count all the same."""
+    return [
+        f"{name}, {sample.tokens} tokens at {sample.context}: {', '.join(f'{value:.3g}' for value in found)} s against "
+        f"a median of {sample.median:.3g} s over {len(sample.seconds)} timings"
+        for name, taken in samples.items()
+        if name != LOOKUP
+        for sample in taken
+        if (found := outliers(sample))
+    ]
 
 
 def cost_curves(records: Sequence[CostRecord]) -> tuple[dict[str, tuple[CostSample, ...]], dict[str, CostCurve]]:
