@@ -12,7 +12,7 @@ from scipy.optimize import isotonic_regression
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
 
-__all__ = ["CostCurve", "CostSample", "fitted_costs"]
+__all__ = ["CONTEXT_SLACK", "CostCurve", "CostSample", "fitted_costs"]
 
 _SLOWEST = 3.0
 """A single timing counts at most this many times the fitted seconds."""
@@ -21,7 +21,7 @@ _FEWEST = 2  # timings that say anything about noise
 _LEVELLED = 2.0  # standard errors within which a fall is noise
 _QUARTILE = 0.6745  # median of the absolute standard normal
 
-_CONTEXT_SLACK = 1.25
+CONTEXT_SLACK = 1.25
 """How far beyond the longest measured context a curve may still be read, as a factor."""
 
 
@@ -145,7 +145,7 @@ class CostCurve:
     @property
     def max_context(self) -> float:
         """The longest context at which the curve may be read (infinite if it is the same at every context)."""
-        return math.inf if len(self.contexts) == 1 else self.contexts[-1] * _CONTEXT_SLACK
+        return math.inf if len(self.contexts) == 1 else self.contexts[-1] * CONTEXT_SLACK
 
     def __call__(self, tokens: float, context: float | None = None) -> float:
         """Return the seconds of one pass over `tokens` new tokens.

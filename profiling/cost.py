@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from time import perf_counter
 
 import numpy as np
 
-from hsdopt.costs import CostSample
+from hsdopt.costs import CONTEXT_SLACK, CostSample
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP
 from hsdopt.runtime.lookup import Lookup, LookupSession
@@ -61,18 +62,21 @@ def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int, *, most:
     prompt_lengths : sequence of int
     max_new_tokens : int
     most : int, optional
-        The longest context that leaves room for a pass; longer ones give way to it.
+        The longest context that leaves room for every pass; longer ones give way to it, as far as costs may be read
+        behind it.
 
     Examples
     --------
     >>> choose_contexts([40, 60, 80], 48)
     (40, 84, 128)
-    >>> choose_contexts([40, 60, 80], 48, most=100)
-    (40, 70, 100)
+    >>> choose_contexts([40, 60, 80], 48, most=110)
+    (40, 75, 110)
+    >>> choose_contexts([40, 60, 80], 48, most=90)
+    (40, 72, 103)
     """
     shortest, longest = min(prompt_lengths), max(prompt_lengths) + max_new_tokens
     if most is not None:
-        longest = min(longest, max(most, 1))
+        longest = min(longest, max(most, ceil(longest / CONTEXT_SLACK)))
         shortest = min(shortest, longest)
     return tuple(sorted({shortest, round((shortest + longest) / 2), longest}))
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hsdopt.costs import CostCurve, CostSample
+from hsdopt.costs import CONTEXT_SLACK, CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.plan import LOOKUP, Level
 from hsdopt.profiles import ModelInfo, Profile, Setting
@@ -252,13 +252,13 @@ def settle(
     check_room(chosen, prompts.values(), setting.max_new_tokens)
     counts = tuple(sorted(set(tokens)))
     limit = min((model.max_positions for model in chosen.values() if model.max_positions is not None), default=None)
+    starts = [len(models[target].opening(ids)) for ids in prompts.values()]
     if contexts is None:
         most = None if limit is None else limit - counts[-1]
-        starts = [len(models[target].opening(ids)) for ids in prompts.values()]
         where = choose_contexts(starts, setting.max_new_tokens, most=most)
     else:
         where = tuple(sorted(set(contexts)))
-        _check_contexts(where, chosen)
+        _check_contexts(where, chosen, max(starts) + setting.max_new_tokens)
     return Task(chosen, target, prompts, setting, where, counts, repeats, precision)
 
 
@@ -286,13 +286,19 @@ def check_room(models: Mapping[str, Model], prompts: Collection[Sequence[int]], 
             )
 
 
-def _check_contexts(contexts: Sequence[int], models: Mapping[str, Model]) -> None:
+def _check_contexts(contexts: Sequence[int], models: Mapping[str, Model], longest: int) -> None:
+    """Refuse contexts that a model does not hold, or behind which costs of the workload cannot be read."""
     for name, model in models.items():
         if model.max_positions is not None and contexts[-1] >= model.max_positions:
             raise InvalidArgumentError(
                 f"expected contexts below the {model.max_positions} positions of {name}; got {contexts[-1]}: "
                 f"shorten --contexts, or leave {name} out"
             )
+    if len(contexts) > 1 and contexts[-1] * CONTEXT_SLACK < longest:
+        raise InvalidArgumentError(
+            f"expected contexts up to {longest} tokens, the longest prompt with its output; got {contexts[-1]}: "
+            "give longer --contexts, or leave the choice to hsdopt"
+        )
 
 
 def check_kinds(models: Mapping[str, Model]) -> None:
