@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
 
-__all__ = ["Acceptance", "Traces", "survival_from_runs"]
+__all__ = ["Acceptance", "Strays", "Traces", "survival_from_runs"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -161,6 +162,98 @@ def survival_from_runs(last: Floats, step: Floats, prompt: Ints, length: int) ->
         weight = np.zeros_like(weight)
         weight[inside] = reached * step[inside + m]
     return survival, trials
+
+
+@dataclass(frozen=True, slots=True)
+class Strays:
+    """What became of drafts that started where the text had left the target's own output already.
+
+    Attributes
+    ----------
+    counts : mapping of (int, int, int) to int
+        Drafts by tokens asked for, proposed and accepted.
+    """
+
+    counts: Mapping[tuple[int, int, int], int]
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot have been counted."""
+        for (asked, proposed, accepted), drafts in self.counts.items():
+            if not asked >= proposed >= accepted >= 0 or drafts < 1:
+                raise InvalidArgumentError(
+                    "expected counts of drafts with asked >= proposed >= accepted >= 0; "
+                    f"got {drafts} of ({asked}, {proposed}, {accepted})"
+                )
+
+    @property
+    def drafts(self) -> int:
+        """How many drafts were counted."""
+        return sum(self.counts.values())
+
+    def __add__(self, other: Strays) -> Strays:
+        """Return the counts of both."""
+        return Strays(dict(Counter(self.counts) + Counter(other.counts)))
+
+    def survival(self, prior: Acceptance, length: int, *, weight: float) -> tuple[Floats, Floats]:
+        """Return the chances that at least 0, 1, ... `length` tokens are proposed, and that they are accepted.
+
+        Every step is the share counted, drawn towards that of `prior` as if `weight` more drafts had come to it and
+        fared as the prior says (the mean of a beta posterior). How much is accepted is taken not to depend on how
+        much is proposed.
+
+        Parameters
+        ----------
+        prior : Acceptance
+            The law on the target's trajectory.
+        length : int
+            The longest draft; steps past the prior's longest are its last one's.
+        weight : float
+            Drafts that the prior is worth.
+
+        Returns
+        -------
+        proposed, accepted : ndarray, shape [length + 1]
+            Non-increasing from 1.
+
+        Examples
+        --------
+        >>> strays = Strays({(2, 2, 0): 6, (2, 2, 2): 2})
+        >>> strays.survival(Acceptance.from_rate(0.75), 2, weight=8)[1].round(3).tolist()
+        [1.0, 0.5, 0.4]
+        """
+        asked, proposed, accepted = np.array(list(self.counts) or [(0, 0, 0)]).T
+        drafts = np.array(list(self.counts.values()) or [0])
+        offered, taken = _steps(prior, length)
+        for m in range(1, length + 1):
+            open_ = (asked >= m) & (proposed >= m - 1)
+            judged = (proposed >= m) & (accepted >= m - 1)
+            offered[m - 1] = _shrunk(drafts[open_ & (proposed >= m)], drafts[open_], offered[m - 1], weight)
+            taken[m - 1] = _shrunk(drafts[judged & (accepted >= m)], drafts[judged], taken[m - 1], weight)
+        return np.cumprod(np.append(1.0, offered)), np.cumprod(np.append(1.0, taken))
+
+
+def _shrunk(good: Ints, tried: Ints, prior: float, weight: float) -> float:
+    total = float(tried.sum()) + weight
+    return (float(good.sum()) + weight * prior) / total if total > 0 else prior
+
+
+def _steps(law: Acceptance, length: int) -> tuple[Floats, Floats]:
+    """Return, per position 1 ... length, the chance that one more token is proposed, and that it is accepted."""
+    known = length if law.max_length is None else min(length, law.max_length)
+    joint = law.law(known)  # [proposed, accepted]
+    places = np.arange(1, known + 1)
+    offered = joint[::-1].sum(axis=1).cumsum()[::-1]
+    taken = np.array([joint[m:, m:].sum() for m in places])
+    judged = np.array([joint[m:, m - 1 :].sum() for m in places])
+    steps = _quotients(offered[1:], offered[:-1]), _quotients(taken, judged)
+    return tuple(np.append(step, np.full(length - known, step[-1])) for step in steps)  # type: ignore[return-value]
+
+
+def _quotients(above: Floats, below: Floats) -> Floats:
+    """Return the quotients; one without a case is that of the position before it."""
+    steps = np.divide(above, below, out=np.full(len(above), np.nan), where=below > 1e-12)
+    known = np.maximum.accumulate(np.where(np.isnan(steps), -1, np.arange(len(steps))))
+    return np.asarray(np.clip(np.where(known < 0, 0.0, steps[np.maximum(known, 0)]), 0, 1))
 
 
 @dataclass(frozen=True, slots=True)

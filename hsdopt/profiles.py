@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hsdopt.acceptance import Acceptance, Traces
+from hsdopt.acceptance import Acceptance, Strays, Traces
 from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
 from hsdopt.plan import LOOKUP, Plan
@@ -137,6 +137,12 @@ class _Sample(_Record):
     spread: float = 0.0
 
 
+class _Strays(_Record):
+    drafter: str
+    verifier: str
+    counts: list[tuple[int, int, int, int]]  # asked, proposed, accepted, drafts
+
+
 class _File(_Record):
     schema_version: int = Field(alias="schema")
     target: str
@@ -146,6 +152,7 @@ class _File(_Record):
     costs: list[_Sample]
     overhead: dict[str, float] = {}
     counts: dict[str, Any] = {}
+    strays: list[_Strays] = []
     traces_sha256: str | None = None
 
 
@@ -173,6 +180,8 @@ class Profile:
         The lookup drafter's table (arrays), empty if there is none.
     overhead : mapping of str to float
         Seconds outside the passes, by what they are spent on.
+    strays : mapping of (drafter, verifier) to Strays
+        What became of drafts off the target's trajectory, from short runs; empty if none were made.
     provenance : mapping
         Versions, device, threads, workload hash, date, command line.
     """
@@ -186,6 +195,7 @@ class Profile:
     traces: Traces | None = None
     lookup: Mapping[str, NDArray[np.int64]] = field(default_factory=lambda: MappingProxyType({}))
     overhead: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    strays: Mapping[tuple[str, str], Strays] = field(default_factory=lambda: MappingProxyType({}))
     provenance: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     _laws: dict[tuple[str, str], Acceptance] = field(default_factory=dict, repr=False, compare=False)
 
@@ -387,6 +397,7 @@ class Profile:
             traces=_unpack_traces(arrays, path),
             lookup=lookup,
             overhead=stored.overhead,
+            strays=_unpack_strays(stored, path),
             provenance=stored.provenance,
         )
 
@@ -466,7 +477,21 @@ def _to_file(profile: Profile) -> _File:
         costs=costs,
         overhead=dict(profile.overhead),
         counts=_counts(profile),
+        strays=[
+            _Strays(drafter=drafter, verifier=verifier, counts=[(*kind, n) for kind, n in sorted(of.counts.items())])
+            for (drafter, verifier), of in profile.strays.items()
+        ],
     )
+
+
+def _unpack_strays(stored: _File, path: Path) -> dict[tuple[str, str], Strays]:
+    found = {}
+    for entry in stored.strays:
+        try:
+            found[entry.drafter, entry.verifier] = Strays({(a, p, m): n for a, p, m, n in entry.counts})
+        except InvalidArgumentError as error:
+            raise ProfileError(f"{path}, field strays: {error}") from error
+    return found
 
 
 def _counts(profile: Profile) -> dict[str, Any]:

@@ -291,6 +291,9 @@ class World:
     def write(self, model: str, tokens: Ints, where: Where, start: Ints) -> None:
         """Let `model` draw `tokens` tokens from its own law."""
 
+    def reviewed(self, model: str, accepted: Ints, where: Where, start: Ints) -> None:
+        """Learn that `model` accepted `accepted` tokens of its draft, and wrote one behind them; if it `writes`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -458,6 +461,7 @@ class Engine:
         if self._world.writes:
             full = np.flatnonzero(accepted == held)
             self._world.write(node.model, np.ones_like(full), _among(where, full), (start + accepted)[full])
+            self._world.reviewed(node.model, accepted, where, start)
         if row:
             self._cut_to(start + accepted, where)
         self.length[where] += 1

@@ -19,8 +19,8 @@ import numpy as np
 from hsdopt.acceptance import Traces
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError, PredictionError
-from hsdopt.plan import Bild, Plan
-from hsdopt.profiles import Profile
+from hsdopt.plan import LOOKUP, Bild, Level, Plan
+from hsdopt.profiles import DEFAULT_MAX_LENGTH, Profile
 from hsdopt.simulate.engine import (
     CostTable,
     Counts,
@@ -35,7 +35,6 @@ from hsdopt.simulate.engine import (
     counted,
     edges,
     refuse_extrapolation,
-    refuse_lenience,
 )
 from hsdopt.simulate.intervals import expanded_tail
 
@@ -46,6 +45,9 @@ _REPEATS = 16
 
 _REFERENCE_STINT = 10
 """The most tokens of a stint in the public code of Big Little Decoder."""
+
+PRIOR_DRAFTS = 10.0
+"""Drafts off the trajectory that the law along it is worth, where some were counted."""
 
 _ENDLESS = np.iinfo(np.int64).max // 2
 """A run of accepted tokens that lasts to the end of an output; drafts past the end count as its last position."""
@@ -286,7 +288,9 @@ class _Script:
         self._beyond = beyond
         self._tables: dict[str, CostTable] = {}
         self._odds: dict[tuple[str, str], Floats] = {}
-        self._runs: dict[tuple[str, str], Ints | None] = {}
+        self._runs: dict[tuple[str, str, float], Ints | None] = {}
+        self._strays: dict[tuple[str, str], _Stray] = {}
+        self._end_of_each = np.repeat(self.ends, self.ends - self.first + 1)
 
     def costs(self, model: str) -> CostTable:
         """Return the costs of a model along the outputs, and a little past their ends."""
@@ -313,14 +317,54 @@ class _Script:
             self._odds[pair] = self.traces.agreement(drafter, verifier) if ratio is None else ratio
         return self._odds[pair]
 
-    def runs(self, drafter: str, verifier: str) -> Ints | None:
+    def runs(self, drafter: str, verifier: str, lenience: float = 1.0) -> Ints | None:
         """Return, per position, how many tokens in a row are accepted from there on; None if that is drawn."""
-        pair = (drafter, verifier)
-        if pair not in self._runs:
-            odds = self.odds(drafter, verifier)
+        key = (drafter, verifier, lenience)
+        if key not in self._runs:
+            odds = self.odds(drafter, verifier) if lenience == 1 else self._lenient(drafter, verifier, lenience)
             drawn = bool(np.any((odds > 0) & (odds < 1)))
-            self._runs[pair] = None if drawn else _runs(odds, np.repeat(self.ends, self.ends - self.first + 1))
-        return self._runs[pair]
+            self._runs[key] = None if drawn else _runs(odds, self._end_of_each)
+        return self._runs[key]
+
+    def agreed(self, model: str) -> Ints:
+        """Return, per position, how many tokens in a row `model` writes as the target does."""
+        if model == self.profile.target:
+            return np.full(len(self.traces), _ENDLESS)
+        runs = self.runs(model, self.profile.target)
+        assert runs is not None  # noqa: S101 -- texts are followed through greedy traces only
+        return runs
+
+    def stray(self, drafter: str, verifier: str, lenience: float) -> _Stray | None:
+        """Return what a model below the target does with drafts off its trajectory; None if nothing was counted."""
+        pair = (drafter, verifier)
+        if lenience != 1 or verifier == self.profile.target or self.traces.overlap or pair not in self.profile.strays:
+            return None
+        if pair not in self._strays:
+            prior = self.profile.acceptance(drafter, verifier)
+            curves = self.profile.strays[pair].survival(prior, DEFAULT_MAX_LENGTH, weight=PRIOR_DRAFTS)
+            self._strays[pair] = _Stray(*curves)
+        return self._strays[pair]
+
+    def _lenient(self, drafter: str, verifier: str, lenience: float) -> Floats:
+        """Return where a lenient verifier takes a greedy drafter's token: it is its own, or p > q / lenience."""
+        likely = np.exp(-self.traces.surprise[drafter, verifier]) > self.traces.top[drafter] / lenience
+        return np.asarray(likely | (self.traces.choice[drafter] == self.traces.choice[verifier]), dtype=float)
+
+    def check_lenience(self, plan: Plan) -> None:
+        """Raise PredictionError if a level of `plan` is lenient and the traces do not tell what it accepts."""
+        lenient = [level for level in plan.walk() if level.lenience != 1] if isinstance(plan, Level) else []
+        setting = self.profile.setting
+        for level in lenient:
+            below = [segment.level for segment in level.row if segment.level.model != LOOKUP]
+            plain = setting.temperature == 0 and setting.top_p == 1 and setting.top_k == 0
+            plain = plain and setting.repetition_penalty == 1 and not self.traces.overlap
+            known = all((one.model, level.model) in self.traces.surprise for one in below)
+            if not (plain and known) or any(one.lenience != 1 for one in below):
+                raise PredictionError(
+                    f"expected lenience 1 to predict {plan}; got {level.lenience:g} at {level.model}: traces tell what a "
+                    "lenient level accepts when decoding is greedy, without filters, and no level below it is lenient; "
+                    "measure it with short runs"
+                )
 
     def lookup(self, verifier: str) -> tuple[Ints, Ints]:
         """Return what the lookup drafter proposes at each position, and how much of it the verifier accepts."""
@@ -340,6 +384,24 @@ class _Script:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    """Chances that at least 0, 1, ... tokens are proposed, and accepted, off the trajectory."""
+
+    offered: Floats
+    taken: Floats
+
+    def proposed(self, draws: Floats) -> Ints:
+        """Return how many tokens are proposed, by numbers drawn uniformly."""
+        return np.asarray((draws[:, np.newaxis] < self.offered[1:]).sum(axis=1))
+
+    def accepted(self, draws: Floats, sure: Ints) -> Ints:
+        """Return how many tokens are accepted, given that at least `sure` are."""
+        least = self.taken[np.minimum(sure, len(self.taken) - 1)]
+        more = (draws * least)[:, np.newaxis] < self.taken[1:]
+        return np.asarray(np.maximum(more.sum(axis=1), sure))
+
+
 def _runs(odds: Floats, ends: Ints) -> Ints:
     """Return the distance from each position to the next refusal in the same output; `ends` is its last position."""
     places = np.arange(len(odds))
@@ -349,26 +411,76 @@ def _runs(odds: Floats, ends: Ints) -> Ints:
 
 
 class _Trajectories(World):
-    """Acceptance as traced, at the position at which a draft starts."""
+    """Acceptance as traced, at the position at which a draft starts.
 
-    def __init__(self, script: _Script, lanes: Ints, rng: np.random.Generator) -> None:
+    With `follow` it is known per lane where the text left the target's own output, if it did. A draft behind that
+    place is judged by what was counted in short runs, if the profile has such counts, else as if the trajectory went
+    on.
+    """
+
+    def __init__(self, script: _Script, lanes: Ints, rng: np.random.Generator, *, follow: bool) -> None:
         self._script = script
         self._rng = rng
         self._shift = (script.first - script.prompt)[lanes]
         self._ends = script.ends[lanes]
+        self._target = script.profile.target
+        self._left = np.full(len(lanes), _ENDLESS)  # place of the first token that is not the target's
+        self.writes = follow
 
     def propose(self, edge: Edge, asked: Ints, where: Where, start: Ints) -> Draft:
-        """Read what the lookup drafter found."""
-        proposed, _ = self._script.lookup(edge.verifier)
-        return Draft(np.minimum(asked, proposed[self._places(where, start)]))
+        """Read what the lookup drafter found; draw it off the trajectory."""
+        proposed, taken = self._script.lookup(edge.verifier)
+        places = self._places(where, start)
+        tokens = np.minimum(asked, proposed[places])
+        if self.writes:
+            law = self._script.stray(edge.drafter, edge.verifier, edge.lenience)
+            place, left = start + self._shift[where], self._left[where]
+            if law is not None:
+                astray = np.flatnonzero(left < place)
+                tokens[astray] = np.minimum(asked[astray], law.proposed(self._rng.random(len(astray))))
+            _, taken = self._script.lookup(self._target)
+            self._leave(place, left, np.minimum(taken[places], _ENDLESS), tokens, where)
+        return Draft(tokens)
 
     def accept(self, edge: Edge, draft: Draft, where: Where, start: Ints) -> Ints:
-        """Read how much of a draft is accepted; draw where the traces give a probability."""
+        """Read how much of a draft is accepted; draw where the traces give a probability, or say nothing."""
         places = self._places(where, start)
+        accepted = self._read(edge, draft, where, places)
+        if not self.writes:
+            return accepted
+        right = self._left[where] - start - self._shift[where]  # drafted tokens that are the target's, or below 0
+        if edge.verifier == self._target:
+            return np.minimum(draft.tokens, np.maximum(right, 0))
+        law = self._script.stray(edge.drafter, edge.verifier, edge.lenience)
+        if law is None:
+            return accepted
+        sure = np.clip(right + 1, 0, None)
+        astray = np.flatnonzero((right < 0) | (accepted > right))
+        drawn = law.accepted(self._rng.random(len(astray)), sure[astray])
+        accepted[astray] = np.minimum(draft.tokens[astray], drawn)
+        return accepted
+
+    def write(self, model: str, tokens: Ints, where: Where, start: Ints) -> None:
+        """See where a model by itself leaves the target's output."""
+        agreed = self._script.agreed(model)[self._places(where, start)]
+        self._leave(start + self._shift[where], self._left[where], agreed, tokens, where)
+
+    def reviewed(self, model: str, accepted: Ints, where: Where, start: Ints) -> None:
+        """See whether what stands after a review, the verifier's own token included, is the target's output."""
+        end, left = start + accepted + self._shift[where], self._left[where]
+        wrong = self._script.agreed(model)[self._places(where, start + accepted)] == 0
+        self._left[where] = np.where(left < end, left, np.where(wrong, end, _ENDLESS))
+
+    def _leave(self, place: Ints, left: Ints, agreed: Ints, tokens: Ints, where: Where) -> None:
+        """Put `tokens` more tokens on the text, of which `agreed` are the target's."""
+        self._left[where] = np.where(left < place, left, np.where(agreed < tokens, place + agreed, _ENDLESS))
+
+    def _read(self, edge: Edge, draft: Draft, where: Where, places: Ints) -> Ints:
+        """Return how much of a draft is accepted along the trajectory."""
         if edge.node is None:
             _, accepted = self._script.lookup(edge.verifier)
             return np.asarray(np.minimum(draft.tokens, accepted[places]))
-        runs = self._script.runs(edge.drafter, edge.verifier)
+        runs = self._script.runs(edge.drafter, edge.verifier, edge.lenience)
         if runs is not None:
             return np.asarray(np.minimum(draft.tokens, runs[places]))
         return self._draw(self._script.odds(edge.drafter, edge.verifier), draft.tokens, places, self._ends[where])
@@ -387,14 +499,20 @@ class _Trajectories(World):
 
 def _walk(plan: Plan, script: _Script, seed: int, repeats: int | None) -> ReplayedRun:
     """Walk a stack of levels along every output, all of them side by side."""
-    refuse_lenience(plan)
     node = compile_plan(plan)
+    below = tuple(edges(node))
+    script.check_lenience(plan)
+    middle = [edge for edge in below if edge.verifier != plan.target]
+    strays = any(script.stray(edge.drafter, edge.verifier, edge.lenience) is not None for edge in middle)
+    drawn = any(
+        edge.node is not None and script.runs(edge.drafter, edge.verifier, edge.lenience) is None for edge in below
+    )
     if repeats is None:
-        pairs = {(edge.drafter, edge.verifier) for edge in edges(node) if edge.node is not None}
-        repeats = _REPEATS if any(script.runs(*pair) is None for pair in pairs) else 1
+        repeats = _REPEATS if drawn or strays else 1
     prompts = len(script.first)
     lanes = np.tile(np.arange(prompts), repeats)
-    world = _Trajectories(script, lanes, np.random.default_rng(seed))
+    follow = strays or any(edge.lenience != 1 for edge in middle)
+    world = _Trajectories(script, lanes, np.random.default_rng(seed), follow=follow)
     costs = [script.costs(model) for model in plan.models]
     engine = Engine(node, plan.models, costs, world, script.prompt[lanes] + 1)
     rounds = engine.finish(script.wanted[lanes])
