@@ -908,7 +908,7 @@ def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
         axes.plot([row["time"] for row in best], [row["quality"] for row in best], color=colours[small], zorder=2)
         _time_bars(axes, points, color=colours[small], marker=_MARKERS[number % 3], label=f"bild, {elide(small, 24)}")
         named += [(row, colours[small]) for row in best]
-    texts = [f"{row['fallback']:g}, {row['rollback']:g}" for row, _ in named]
+    texts = [f"{row['fallback']:g}, {float(row['rollback']):g}" for row, _ in named]
     _label_column(axes, [(row["time"], row["quality"]) for row, _ in named], texts, [colour for _, colour in named])
     whose = "the target's output" if report["against"] == "own" else "the references"
     measure = {"bleu": "BLEU", "rouge-l": "ROUGE-L"}[report["measure"]]
