@@ -30,8 +30,17 @@ Row = Mapping[str, Any]
 CAPTIONS: Mapping[str, str] = {
     "simulated-against-real": "Every plan, predicted against measured: points on the line are right, points in the "
     "grey band are within 5 %, and points below the line promised more speed than the clock gave.",
+    "prediction-errors": "Every way to predict against the clock, one point per plan: above, with what the models said "
+    "on the timed prompts; below, hollow, from the profile alone. The black bar is the median; points in the grey band "
+    "are within 5 %, and points to the left promised more speed than the clock gave.",
+    "run-distribution": "How long single outputs of the chosen plan took, and how long the simulations said: "
+    "the curves lie on each other where the prediction knows not only the mean but also the spread over prompts.",
+    "transfer-intervals": "Where the profile said each plan's time would lie (bars), and where it lay (points): "
+    "crosses are misses. Wide bars are honest about few prompts; many crosses are not.",
+    "latency-against-memory": "What memory buys: each plan's time against the weights it needs loaded. The red steps "
+    "are the plans than which no other lossless one is both smaller and faster.",
     "speedups": "How many times as fast as the target alone each plan ran: a plan whose bar of uncertainty crosses "
-    "the dashed line may not be faster at all.",
+    "the dashed line may not be faster at all. Hollow bars are what transformers' own generate() took.",
     "where-the-time-goes": "Time per token by the model that spent it: a good plan buys a shorter black bar (the "
     "target) with little colour (its drafters).",
     "cost-curves": "Seconds of one pass by the number of tokens it reads: the flatter the target's line, the cheaper "
@@ -87,7 +96,8 @@ def write_report(report: Report, figures: Mapping[str, Figure], directory: str |
     figures : mapping of str to Figure
         By name, in reading order, as `hsdopt.plots.report_figures` returns them; may be empty.
     directory : path
-        Made if it is missing. Each file is replaced in one step; report.json is written first.
+        Made if it is missing. Each file is replaced in one step; report.json is written first. A quality.json that
+        lies there already goes into the page.
 
     Raises
     ------
@@ -101,7 +111,7 @@ def write_report(report: Report, figures: Mapping[str, Figure], directory: str |
         _write(folder / "report.json", text + "\n")
         paths = _save_figures(figures, folder)
         images = {name: (folder / f"{name}.svg").read_bytes() for name in figures}
-        _write(folder / "report.html", html_page(report, images))
+        _write(folder / "report.html", html_page(report, images, quality=_read_quality(folder / "quality.json")))
     except OSError as error:
         raise HsdoptError(
             f"cannot write the report to {folder}: {error.strerror or error}; free some space or choose another -o"
@@ -109,7 +119,9 @@ def write_report(report: Report, figures: Mapping[str, Figure], directory: str |
     return Written(folder / "report.json", folder / "report.html", paths)
 
 
-def html_page(report: Report, images: Mapping[str, bytes] | None = None) -> str:
+def html_page(
+    report: Report, images: Mapping[str, bytes] | None = None, *, quality: Mapping[str, Any] | None = None
+) -> str:
     """Return the page of a report, self-contained.
 
     Parameters
@@ -118,11 +130,16 @@ def html_page(report: Report, images: Mapping[str, bytes] | None = None) -> str:
         As in report.json.
     images : mapping of str to bytes, optional
         SVG files by figure name, in reading order.
+    quality : mapping, optional
+        As in quality.json, which `hsdopt quality` writes: its first list of records is shown as a table.
     """
     parts = [
         _answer(report),
         _tiles(report["summary"]),
+        _regret(report["summary"]),
         _plans(report),
+        _baselines(report),
+        _quality(quality),
         _figures(images or {}),
         _predictors(report),
         _outputs(report),
@@ -214,7 +231,14 @@ def _advice(report: Report) -> str:
     family = next(row["family"] for row in report["plans"] if row["plan"] == summary["chosen"])
     if family == "bild":
         return " It trades quality for speed: its output is not always the target's own."
+    if _sampled(report):
+        return " What the target says follows the same law: each sample is as likely as from the target alone."
     return " What the target says stays the same."
+
+
+def _sampled(report: Report) -> bool:
+    """Return whether tokens were drawn, so that outputs differ from run to run; older reports do not say."""
+    return not report.get("outputs_compared", True)
 
 
 def _sentence_case(text: str) -> str:
@@ -271,6 +295,39 @@ def _p95(value: float | None, kind: str) -> str:
     return kind if value is None else f"{kind}; 95&#8239;% of plans within {100 * value:.1f}&#8239;%"
 
 
+def _regret(summary: Row) -> str:
+    """Return the regret and its interval in words."""
+    title = "<h2>Was it the right choice?</h2>"
+    if summary["regret"] is None:
+        return (
+            f"{title}<p>One repeat cannot tell: the fastest plan has to be picked and timed on different repeats.</p>"
+        )
+    chosen, rival = _code(summary["chosen"]), _code(summary["regret_against"])
+    if summary["chosen"] == summary["regret_against"]:
+        text = f"Yes: {chosen} was also the fastest plan of those measured, so the regret is 0."
+        return f"{title}<p>{text}</p>"
+    text = f"{chosen} took {_more(summary['regret'])} time than {rival}, the fastest by the odd repeats"
+    if summary["regret_interval"] is None:
+        return f"{title}<p>{text}; with one prompt there is no interval.</p>"
+    low, high = summary["regret_interval"]
+    sure = _percent(100 * summary["confidence"])
+    text += (
+        f". Other prompts of this kind would give, with {sure} confidence, anything from {_more(low)} to {_more(high)}"
+    )
+    if low > 0:
+        verdict = "So the other plan is surely faster."
+    elif high < 0:
+        verdict = "So the chosen plan is surely faster, and the odd repeats were lucky for the other."
+    else:
+        verdict = "So these runs cannot tell which of the two is faster."
+    return f"{title}<p>{text}. {verdict}</p>"
+
+
+def _more(share: float) -> str:
+    """Return a relative difference of times in words."""
+    return f"{100 * abs(share):.1f}&#8239;% {'more' if share >= 0 else 'less'}"
+
+
 def _plans(report: Report) -> str:
     summary = report["summary"]
     head = ["Plan", "Measured<br>ms per token", "Predicted<br>ms per token", "Error", "Speed-up", "Tokens<br>per pass"]
@@ -306,6 +363,70 @@ def _split(row: Row) -> str:
         if row[key] is not None
     ]
     return "".join(f"<small>{part}</small>" for part in parts)
+
+
+def _baselines(report: Report) -> str:
+    """Return what transformers' own generate() took, and how the chosen plan compares."""
+    rows, notes = report.get("baselines", ()), report.get("notes", ())
+    if not rows and not notes:
+        return ""
+    head = ["Baseline", "Measured<br>ms per token", "Speed-up", "Tokens<br>per pass"]
+    cells = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in _baseline_cells(row)) + "</tr>" for row in rows]
+    said = "".join(f'<p class="soft">{escape(note)}</p>' for note in notes)
+    table = _table(head, cells) if rows else ""
+    return f"<h2>Beside transformers' own generate()</h2>{_against(report['summary'])}{table}{said}"
+
+
+def _baseline_cells(row: Row) -> list[str]:
+    return [
+        _code(row["plan"]),
+        _ms(row["measured_seconds_per_token"]) + _range(row["interval"], 1e3, 1),
+        _number(row["speedup"], "{:.2f}") + _range(row["speedup_interval"], 1, 2),
+        _number(row["tokens_per_pass"], "{:.2f}"),
+    ]
+
+
+def _against(summary: Row) -> str:
+    if summary["fastest_baseline"] is None:
+        return ""
+    ratio, sure = summary["against_baseline"], summary["confidence"]
+    interval = _between(summary["against_baseline_interval"], "{:.2f}", sure)
+    return (
+        "<p>Timed in the same turns as the plans, with the library's defaults, the same number of tokens and end of "
+        "text ignored, from the first tokens that it hands over to the last. Nothing was predicted for them, and they "
+        f"do not count for the regret. {_code(summary['chosen'])} ran {ratio:.2f} times as fast as "
+        f"{_code(summary['fastest_baseline'])}, the fastest of them{interval}.</p>"
+    )
+
+
+def _read_quality(path: Path) -> dict[str, Any] | None:
+    """Return what quality.json says; None if there is none that can be read."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _quality(quality: Mapping[str, Any] | None) -> str:
+    """Return the records of quality.json as a table, one column per figure or text."""
+    lists = (value for value in (quality or {}).values() if isinstance(value, list) and value)
+    records = next((found for found in lists if all(isinstance(record, Mapping) for record in found)), [])
+    columns = [name for name, value in (records[0] if records else {}).items() if isinstance(value, str | int | float)]
+    if not columns:
+        return ""
+    cells = [[_quality_cell(record.get(name)) for name in columns] for record in records]
+    rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells]
+    text = (
+        "<p>How near the outputs of lossy plans are to the target's own, as <code>hsdopt quality</code> measured.</p>"
+    )
+    return f"<h2>Quality</h2>{text}" + _table([escape(name.replace("_", " ")) for name in columns], rows)
+
+
+def _quality_cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else escape(str(value))
 
 
 def _figures(images: Mapping[str, bytes]) -> str:
@@ -349,17 +470,26 @@ def _predictor_row(entry: Row) -> str:
 
 
 def _coverage(summary: Row) -> str:
-    share = summary["transfer_coverage"]
+    share, width = summary["transfer_coverage"], summary.get("transfer_interval_width")
+    if share is None:
+        return ""
+    of = f" (of {summary['transfer_intervals']})" if "transfer_intervals" in summary else ""
+    wide = "" if width is None else f"; its median width is {_percent(100 * width)} of the predicted time"
     return (
-        ""
-        if share is None
-        else f"The interval predicted from the profile held the measured time of {_percent(100 * share)} of plans."
+        f"The interval predicted from the profile held the measured time of {_percent(100 * share)} of plans{of}{wide}."
     )
 
 
 def _outputs(report: Report) -> str:
     """Return the section on outputs that differ; one sentence if none was recorded."""
     entries = report["mismatches"]
+    if _sampled(report):
+        return (
+            "<h2>Outputs</h2><p>Tokens were drawn, so outputs differ from run to run and were not compared token by "
+            "token. Every plan but Big Little Decoder draws from the target's own law whatever its drafters say; this "
+            "rests on the rejection rule and its tests, not on these runs. The outputs timed are other samples than "
+            "those that the predictions were made from, so the errors hold that difference too.</p>"
+        )
     if not entries:
         return "<h2>Outputs</h2><p>No output that differs from the target's own was recorded.</p>"
     head = ["Plan", "Prompt", "Position", "Gap of the<br>top two logits", "Bound", "Near tie"]

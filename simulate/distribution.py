@@ -46,7 +46,7 @@ def _replayed(plan: Plan, profile: Profile, seed: int) -> np.ndarray:
     # a walk at a time: several in one replay would come back as their mean
     runs = [replay(plan, profile, seed=seed + walk, repeats=1) for walk in range(walks)]
     rates = np.concatenate([run.prompt_seconds_per_token for run in runs])
-    return rates[np.isfinite(rates)]
+    return np.asarray(rates[np.isfinite(rates)])
 
 
 def _simulated(plan: Plan, profile: Profile, seed: int) -> np.ndarray:
