@@ -18,6 +18,7 @@ from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.profiles import Profile
 from hsdopt.runtime import builtin
 from hsdopt.runtime.calm import Confidence, with_exits
+from hsdopt.runtime.drafters import read_note, restored
 from hsdopt.runtime.early_exit import first_layers
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.model import Model, check_vocabulary, fingerprint, tensor_bytes
@@ -161,6 +162,8 @@ class _Loader:
         except Exception as error:  # damaged files raise whatever their reader happens to trip over
             said = next(iter(str(error).strip().splitlines()), type(error).__name__)
             raise ModelError(f"expected a causal language model in {source}; {said}") from error
+        if gguf is None:
+            network = restored(network, read_note(folder), lambda owner: self.load(owner, owner).network)
         return Model.of(network, tokenizer, name=name)
 
     def _pretrained(self, folder: Path, gguf: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -1,0 +1,182 @@
+"""Folders of trained drafters: what they hold beside a plain model folder, and how they are loaded.
+
+hsdopt.json, beside the weights, may say two things: ``head_tokens``, the ids that the head is cut down to, and
+``shared``, tensors that are those of another model, which a compact folder leaves out.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from hsdopt.errors import HsdoptError, ModelError
+from hsdopt.runtime.builtin import quiet
+from hsdopt.runtime.students import SubsetHead, shrink_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["read_note", "restored", "save_drafter", "shared_tensors"]
+
+_NOTE = "hsdopt.json"
+_WEIGHTS = "model.safetensors"
+
+
+def save_drafter(
+    folder: Path,
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    target: PreTrainedModel,
+    source: str,
+    dtype: torch.dtype,
+    compact: bool = False,
+    files: Mapping[str, str | bytes] | None = None,
+) -> Path:
+    """Write a folder that `from_pretrained` and `load_models` take, whole or not at all; return it.
+
+    Parameters
+    ----------
+    folder : Path
+        Must not exist.
+    network : PreTrainedModel
+        The drafter; a small head becomes rows of the whole one, and its ids stand in hsdopt.json.
+    tokenizer : PreTrainedTokenizerBase or None
+        Saved beside it.
+    target : PreTrainedModel
+        What it may share tensors with.
+    source : str
+        What the target is loaded from.
+    dtype : torch.dtype
+        The type of the stored weights.
+    compact : bool
+        Leave out the shared tensors: `load_models` takes them from the target, `from_pretrained` cannot.
+    files : mapping of str to str or bytes, optional
+        More files, by name.
+
+    Raises
+    ------
+    HsdoptError
+        If it cannot be written.
+    """
+    shared = shared_tensors(network, target)
+    note: dict[str, Any] = {"shared": {"source": source, "tensors": shared, "left_out": compact}}
+    head = network.get_output_embeddings()
+    if isinstance(head, SubsetHead):
+        note["head_tokens"] = head.ids.tolist()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.part-") as scratch:
+            made = Path(scratch) / "model"
+            with quiet():
+                _whole(network).to(dtype).save_pretrained(made)
+            if compact:
+                _leave_out(made, shared)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(made)
+            for name, content in {**(files or {}), _NOTE: json.dumps(note) + "\n"}.items():
+                (made / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+            made.replace(folder)
+    except (OSError, safetensors.SafetensorError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise HsdoptError(f"cannot write {folder}: {said}; make room and continue with --resume") from error
+    return folder
+
+
+def shared_tensors(network: PreTrainedModel, target: PreTrainedModel) -> list[str]:
+    """Return the names of weights of `network` that are the target's own tensors, under the same names."""
+    places = {name: weight.data_ptr() for name, weight in target.named_parameters()}
+    return [name for name, weight in network.named_parameters() if places.get(name) == weight.data_ptr()]
+
+
+def _whole(network: PreTrainedModel) -> PreTrainedModel:
+    """Return a copy with a whole head, whose weights nothing else uses."""
+    made = copy.deepcopy(network)
+    head = made.get_output_embeddings()
+    if isinstance(head, SubsetHead):
+        whole = head.whole
+        if head.inner.weight.requires_grad:  # its rows have moved away from the embeddings they may have been
+            whole = copy.deepcopy(whole)
+            made.config.tie_word_embeddings = False
+            _write_rows(whole, head)
+        made.set_output_embeddings(whole)
+    return made
+
+
+def _write_rows(whole: nn.Module, head: SubsetHead) -> None:
+    with torch.no_grad():
+        for name, weight in whole.named_parameters():
+            weight[head.ids] = getattr(head.inner, name)
+
+
+def _leave_out(folder: Path, names: list[str]) -> None:
+    """Drop tensors from a saved folder; a folder of several files keeps them, which does no harm."""
+    path = folder / _WEIGHTS
+    if not path.exists():
+        return
+    kept = {name: tensor for name, tensor in safetensors.torch.load_file(path).items() if name not in set(names)}
+    safetensors.torch.save_file(kept, path, metadata={"format": "pt"})
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """Return what hsdopt.json in a model folder says; nothing if there is none.
+
+    Raises
+    ------
+    ModelError
+        If it cannot be read.
+    """
+    path = folder / _NOTE
+    if not path.is_file():
+        return {}
+    try:
+        note = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"expected a JSON object in {path}; {error}: align the drafter again") from error
+    if not isinstance(note, dict):
+        raise ModelError(f"expected a JSON object in {path}; got {type(note).__name__}: align the drafter again")
+    return note
+
+
+def restored(network: PreTrainedModel, note: Mapping[str, Any], load: Callable[[str], Any]) -> PreTrainedModel:
+    """Return a network just loaded as its folder's note completes it: left-out tensors, and a small head.
+
+    Parameters
+    ----------
+    network : PreTrainedModel
+        Changed in place.
+    note : mapping
+        Of `read_note`.
+    load : callable
+        Returns the network of a source; called only if tensors were left out.
+
+    Raises
+    ------
+    ModelError
+        If the source lacks a tensor that was left out.
+    """
+    shared = note.get("shared", {})
+    if shared.get("left_out"):
+        _take(network, load(shared["source"]), shared["tensors"], shared["source"])
+    if "head_tokens" in note:
+        shrink_head(network, note["head_tokens"]).get_output_embeddings().forget()
+    return network
+
+
+def _take(network: PreTrainedModel, owner: PreTrainedModel, names: list[str], source: str) -> None:
+    own, theirs = dict(network.named_parameters()), dict(owner.named_parameters())
+    for name in names:
+        if name not in own or name not in theirs or own[name].shape != theirs[name].shape:
+            raise ModelError(f"expected {name} in {source}, which a compact drafter shares; it has none of that shape")
+        weight = theirs[name].detach()
+        alike = weight.dtype == own[name].dtype and weight.device == own[name].device
+        own[name].data = weight if alike else weight.to(own[name].device, own[name].dtype)
