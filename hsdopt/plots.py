@@ -34,6 +34,7 @@ __all__ = [
     "cost_curves",
     "elide",
     "latency_against_memory",
+    "learning_curve",
     "prediction_errors",
     "profile_figures",
     "quality_frontier",
@@ -927,5 +928,41 @@ def _time_bars(axes: Axes, rows: Sequence[Row], **look: Any) -> None:  # noqa: A
     times = np.array([row["time"] for row in rows])
     bounds = np.array([row["time_interval"] or [row["time"]] * 2 for row in rows])
     lengths = np.abs(np.stack([times - bounds[:, 0], bounds[:, 1] - times]))
-    look = {"linestyle": "none", "markersize": 5.5, "elinewidth": 0.7, "zorder": 3} | look
-    axes.errorbar(times, [row["quality"] for row in rows], xerr=lengths, **look)
+    usual: dict[str, Any] = {"linestyle": "none", "markersize": 5.5, "elinewidth": 0.7, "zorder": 3}
+    axes.errorbar(times, [row["quality"] for row in rows], xerr=lengths, **(usual | look))
+
+
+@_styled
+def learning_curve(rows: Sequence[Row], *, ax: Axes | None = None) -> Axes:
+    """Return held-out acceptance over the target tokens trained on, and the training loss on a second axis.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        The log of an alignment, as in log.csv; the first row is the drafter before training.
+    ax : Axes, optional
+
+    Raises
+    ------
+    InvalidArgumentError
+        If there are no rows.
+    """
+    if not rows:
+        raise InvalidArgumentError("expected at least one row of an alignment's log; got none")
+    axes = _axes(ax, 3.6)
+    tokens = [float(row["tokens"]) for row in rows]
+    rates = [float(row["acceptance"]) for row in rows]
+    axes.plot(tokens, rates, color=_BLUE, marker="o", markersize=4, label="held-out acceptance")
+    axes.axhline(rates[0], color=_BLUE, linewidth=1, linestyle=(0, (4, 3)), label="before")
+    axes.set(xlabel="target tokens trained on", ylabel="acceptance", ylim=(0, 1), xlim=(0, None))
+    losses = [(at, float(row["loss"])) for at, row in zip(tokens, rows, strict=True) if row["loss"] not in (None, "")]
+    if losses:
+        right = axes.twinx()
+        right.plot(*zip(*losses, strict=True), color=_RED, marker="s", markersize=3, linewidth=1, label="training loss")
+        right.set_ylabel("loss, nats per token", color=_RED)
+        right.grid(visible=False)
+        axes.plot([], [], color=_RED, marker="s", markersize=3, linewidth=1, label="training loss")
+    axes.set_title("Alignment")
+    axes.legend(loc="best")
+    _keep(axes, [dict(row) for row in rows])
+    return axes

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics.bleu import BLEU
 
 from hsdopt.errors import InvalidArgumentError, ModelError, PredictionError
 from hsdopt.latency import expected_latency
@@ -30,13 +30,13 @@ __all__ = [
     "Measure",
     "Point",
     "Quality",
-    "equal_latency",
-    "equal_quality",
+    "Verdict",
     "rejection_plans",
     "rouge_l",
     "score",
     "threshold_grid",
     "undominated",
+    "verdict",
 ]
 
 Measure = Literal["rouge-l", "bleu"]
@@ -45,6 +45,7 @@ MEASURES: tuple[Measure, ...] = ("rouge-l", "bleu")
 
 _WORD = re.compile(r"[^\W_]+")
 _LONGEST = 16  # the longest draft tried when the best length is looked for
+_ROUNDING = 1e-9
 T = TypeVar("T")
 
 
@@ -337,25 +338,55 @@ class Point:
     quality: float
 
 
-def equal_latency(lossy: Iterable[Point], limit: float) -> Point | None:
-    """Return the best of the points that take at most `limit`; of equals the fastest. None if there is none."""
-    return max((point for point in lossy if point.time <= limit), key=_goodness, default=None)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Lossy plans against lossless ones.
+
+    Attributes
+    ----------
+    limit : float
+        The quality of lossless decoding.
+    lossless : Point or None
+        The fastest of the plans that keep the target's law; None if there is none.
+    equal_latency : Point or None
+        The best lossy plan that is no slower; None if there is none, or nothing to compare with.
+    equal_quality : Point or None
+        The fastest lossy plan that loses nothing, or, failing that, the one that loses least.
+    kept : bool
+        Whether it loses nothing.
+    fastest : Point or None
+        The fastest lossy plan.
+    """
+
+    limit: float
+    lossless: Point | None
+    equal_latency: Point | None
+    equal_quality: Point | None
+    kept: bool
+    fastest: Point | None
 
 
-def equal_quality(lossy: Iterable[Point], limit: float) -> tuple[Point | None, bool]:
-    """Return the fastest of the points of at least this quality, and True; failing that the best point, and False.
+def verdict(limit: float, lossless: Sequence[Point], lossy: Sequence[Point]) -> Verdict:
+    """Return the lossy plans to hold against lossless ones at equal latency and at equal quality.
 
     Examples
     --------
-    >>> points = [Point("a", 0.9, 100.0), Point("b", 0.8, 100.0), Point("c", 0.5, 70.0)]
-    >>> equal_quality(points, 100.0)[0].plan, equal_quality(points[2:], 100.0)[1]
-    ('b', False)
+    >>> found = verdict(100.0, [Point("t(d:4)", 0.7, 100.0)], [Point("a", 0.6, 90.0), Point("b", 0.9, 100.0)])
+    >>> found.equal_latency.plan, found.equal_quality.plan, found.kept
+    ('a', 'b', True)
     """
-    points = list(lossy)
-    good = [point for point in points if point.quality >= limit]
-    if good:
-        return min(good, key=lambda point: (point.time, -point.quality)), True
-    return max(points, key=_goodness, default=None), False
+    rival = min(lossless, key=lambda point: point.time, default=None)
+    as_fast = [] if rival is None else [point for point in lossy if point.time <= rival.time]
+    as_good = [point for point in lossy if point.quality >= limit - _ROUNDING]
+    nearest = max(lossy, key=_goodness, default=None)
+    return Verdict(
+        limit=limit,
+        lossless=rival,
+        equal_latency=max(as_fast, key=_goodness, default=None),
+        equal_quality=min(as_good, key=lambda point: point.time, default=nearest),
+        kept=bool(as_good),
+        fastest=min(lossy, key=lambda point: point.time, default=None),
+    )
 
 
 def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -374,5 +405,5 @@ def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
     return tuple(kept)
 
 
-def _goodness(point: Point) -> Any:  # noqa: ANN401 -- a key of max
+def _goodness(point: Point) -> tuple[float, float]:
     return point.quality, -point.time
