@@ -35,6 +35,9 @@ class PromptTrace:
         Per pair.
     before : int or None
         Tokens before the output in the sequence that is scored; those of the prompt unless given.
+    outside : float or None
+        Seconds that the target spent outside its passes while it wrote the output after the prefill; None if another
+        run wrote it.
     """
 
     prompt: tuple[int, ...]
@@ -46,6 +49,7 @@ class PromptTrace:
     overlap: dict[str, list[float]] = field(default_factory=dict)
     ratio: dict[str, list[float]] = field(default_factory=dict)
     before: int | None = None
+    outside: float | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Return plain JSON values; `from_record` reads them back."""

@@ -23,7 +23,6 @@ __all__ = [
     "PassTimer",
     "choose_contexts",
     "collect",
-    "encoder_seconds",
     "fitting",
     "measure_costs",
     "outliers",
@@ -40,7 +39,6 @@ _LOOKUP_DRAFT = 10
 _FAR, _MARKED = 5.0, 0.2  # an outlier is this many standard deviations and this share of the median away
 _DEVIATION = 1.4826  # standard deviations of a normal law per median absolute deviation
 _MEDIAN = 1.2533  # standard error of a median over that of a mean
-_ENCODER_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,25 +226,6 @@ def outliers(sample: CostSample) -> tuple[float, ...]:
 def _spread(seconds: Sequence[float]) -> float:
     """Return the standard deviation of timings, whatever a few of them do."""
     return _DEVIATION * float(np.median(np.abs(np.asarray(seconds) - np.median(seconds))))
-
-
-def encoder_seconds(models: Mapping[str, Model], prompts: Iterable[Sequence[int]]) -> dict[str, float]:
-    """Return the seconds that every encoder takes once per prompt, at three of their lengths.
-
-    Keys read "encoder of NAME, 80 tokens"; there are none for models without an encoder.
-    """
-    by_length = {len(prompt): prompt for prompt in prompts}
-    lengths = sorted(by_length)
-    taken: dict[str, float] = {}
-    for name, model in models.items():
-        session = model.network_session()
-        for length in sorted({lengths[0], lengths[len(lengths) // 2], lengths[-1]}):
-            for _ in range(_ENCODER_REPEATS):
-                session.begin(by_length[length])
-            seconds = [made.seconds for made in session.passes[-_ENCODER_REPEATS:] if made.encoder]
-            if seconds:
-                taken[f"encoder of {name}, {length} tokens"] = float(np.median(seconds))
-    return taken
 
 
 class _Bench:

@@ -14,7 +14,7 @@ from hsdopt.errors import InvalidArgumentError, ProfileError
 from hsdopt.plan import LOOKUP
 from hsdopt.profiles import Profile
 from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
-from hsdopt.profiling.cost import encoder_seconds, fitting
+from hsdopt.profiling.cost import fitting
 from hsdopt.profiling.hardware import provenance
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import (
@@ -32,6 +32,7 @@ from hsdopt.profiling.measure import (
     table_arrays,
     time_passes,
 )
+from hsdopt.profiling.overhead import prompt_seconds
 from hsdopt.profiling.workload import Workload
 from hsdopt.runtime.model import Model, check_vocabulary
 
@@ -182,7 +183,7 @@ def _extended(
         samples={**profile.samples, **{name: samples[name] for name in new}},
         traces=_merged(profile.traces, assemble(traces, lookup=leave_one_out(traces) if has_lookup else None)),
         lookup={**(table_arrays(table) if LOOKUP in new else {}), **profile.lookup},
-        overhead={**profile.overhead, **encoder_seconds(networks, [trace.prompt for trace in traces])},
+        overhead={**profile.overhead, **prompt_seconds(networks, [trace.prompt for trace in traces])},
         provenance={**profile.provenance, "added": [*profile.provenance.get("added", ()), _added(profile, new)]},
         _laws={},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,15 @@ from hsdopt.profiling.cost import (
     PassTimer,
     choose_contexts,
     collect,
-    encoder_seconds,
     fitting,
     measure_costs,
     outliers,
     relative_error,
 )
+from hsdopt.profiling.flops import shape_of
 from hsdopt.profiling.hardware import device_name, provenance
 from hsdopt.profiling.journal import Journal
+from hsdopt.profiling.overhead import overhead_seconds, rounds_of
 from hsdopt.profiling.workload import Workload, render
 from hsdopt.runtime import generate
 from hsdopt.runtime.lookup import Bigrams, Lookup
@@ -218,6 +219,7 @@ def model_info(model: Model, *, device: str | None = None) -> ModelInfo:
         tokenizer=model.fingerprint,
         dtype=str(model.dtype or "").removeprefix("torch."),
         device=device or str(model.device or "cpu"),
+        shape=None if model.network is None else shape_of(model.network),
     )
 
 
@@ -341,7 +343,8 @@ def trace_prompt(
     """Return what every network says along the output that the target writes after one prompt."""
     options = setting.model_dump()
     output = generate(Level(target), networks, list(prompt), ignore_eos=True, seed=seed, **options)
-    return score_output(networks, target, prompt, output.tokens, setting=setting)
+    trace = score_output(networks, target, prompt, output.tokens, setting=setting)
+    return replace(trace, outside=rounds_of(output).outside)
 
 
 def lookup_table(traces: Sequence[PromptTrace]) -> Bigrams:
@@ -423,7 +426,7 @@ def finished_profile(
         samples={name: samples[name] for name in task.models},
         traces=assemble(traces, lookup=None if table is None else leave_one_out(traces)),
         lookup=table_arrays(table),
-        overhead=encoder_seconds(task.networks, task.prompts.values()),
+        overhead=overhead_seconds(_with_table(task.models, table), task.target, traces, setting=task.setting),
         provenance={
             **provenance(device),
             "workload": workload.name,
@@ -460,6 +463,13 @@ def cost_curves(records: Sequence[CostRecord]) -> tuple[dict[str, tuple[CostSamp
         seconds = [seconds for sample in samples[LOOKUP] for seconds in sample.seconds]
         curves[LOOKUP] = CostCurve.fixed(float(np.median(seconds)))
     return samples, curves
+
+
+def _with_table(models: Mapping[str, Model], table: Bigrams | None) -> dict[str, Model]:
+    return {
+        name: model if model.kind != LOOKUP or table is None else model.with_bigrams(table)
+        for name, model in models.items()
+    }
 
 
 def table_arrays(table: Bigrams | None) -> dict[str, NDArray[np.int64]]:
