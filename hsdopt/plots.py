@@ -20,7 +20,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.transforms import Bbox
 from scipy.optimize import isotonic_regression
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
@@ -85,7 +87,7 @@ _STYLE: dict[Any, Any] = {
     "savefig.facecolor": "white",
     "svg.hashsalt": "hsdopt",
 }
-_WIDTH = 6.0
+_WIDTH = 5.2
 """Inches: about the widest figure whose text a phone still shows legibly."""
 
 _ROUND = tuple(m * 10.0**e for e in range(-4, 7) for m in (1, 1.5, 2, 3, 4, 5, 7))
@@ -902,23 +904,48 @@ def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
     _time_bars(axes, others, color=_GREY, marker="D", markerfacecolor="white", label="lossless plans")
     own = [row for row in rows if row["family"] == "autoregression"]
     _time_bars(axes, own, color=_TARGET, marker="*", markersize=11, label="the target alone")
-    named = []
     for number, small in enumerate(smalls):
         points = [row for row in rows if row["small"] == small]
         best = sorted((row for row in points if row["undominated"]), key=lambda row: row["time"])
         axes.plot([row["time"] for row in best], [row["quality"] for row in best], color=colours[small], zorder=2)
         _time_bars(axes, points, color=colours[small], marker=_MARKERS[number % 3], label=f"bild, {elide(small, 24)}")
-        named += [(row, colours[small]) for row in best]
-    texts = [f"{row['fallback']:g}, {float(row['rollback']):g}" for row, _ in named]
-    _label_column(axes, [(row["time"], row["quality"]) for row, _ in named], texts, [colour for _, colour in named])
     whose = "the target's output" if report["against"] == "own" else "the references"
     measure = {"bleu": "BLEU", "rouge-l": "ROUGE-L"}[report["measure"]]
     axes.set(xlabel="time per token (the target alone = 1)", ylabel=f"{measure} against {whose}")
     axes.set_title("Quality against latency")
-    axes.legend(loc="lower right")
+    axes.margins(0.08, 0.1)
+    axes.legend(loc="upper right", bbox_to_anchor=(1, -0.13), ncols=2, borderaxespad=0)
+    named = [row for row in rows if row["small"] and row["undominated"]]
+    texts = [f"{row['fallback']:g}, {float(row['rollback']):g}" for row in named]
+    _label_points(
+        axes, [(row["time"], row["quality"]) for row in named], texts, [colours[row["small"]] for row in named]
+    )
     names = ("plan", "family", "small", "fallback", "rollback", "time", "time_interval", "quality", "undominated")
     _keep(axes, [_columns(row, *names) for row in rows])
     return axes
+
+
+def _label_points(
+    axes: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str]
+) -> None:
+    """Name points beside them, below on the right or else above on the left; one with room on neither side has none."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # noqa: S101 (axes just drawn have a figure)
+    figure.draw_without_rendering()  # settles the layout, from which the room is read
+    radius = 3 * figure.dpi / 72
+    centres = axes.transData.transform(np.asarray(points, dtype=float).reshape(-1, 2))
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centres]
+    for point, text, colour in zip(points, texts, colours, strict=True):
+        for offset, sides in (((5, -4), ("left", "top")), ((-5, 4), ("right", "bottom"))):
+            label = axes.annotate(
+                text, point, offset, textcoords="offset points", ha=sides[0], va=sides[1], color=colour, fontsize=_SMALL
+            )
+            label.set_path_effects([withStroke(linewidth=2, foreground="white")])
+            box = label.get_window_extent()
+            if axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 and not any(map(box.overlaps, taken)):
+                taken.append(box)
+                break
+            label.remove()
 
 
 def _time_bars(axes: Axes, rows: Sequence[Row], **look: Any) -> None:  # noqa: ANN401 (matplotlib's own)
@@ -928,8 +955,10 @@ def _time_bars(axes: Axes, rows: Sequence[Row], **look: Any) -> None:  # noqa: A
     times = np.array([row["time"] for row in rows])
     bounds = np.array([row["time_interval"] or [row["time"]] * 2 for row in rows])
     lengths = np.abs(np.stack([times - bounds[:, 0], bounds[:, 1] - times]))
-    usual: dict[str, Any] = {"linestyle": "none", "markersize": 5.5, "elinewidth": 0.7, "zorder": 3}
-    axes.errorbar(times, [row["quality"] for row in rows], xerr=lengths, **(usual | look))
+    usual: dict[str, Any] = {"linestyle": "none", "markersize": 5.5, "elinewidth": 0.9, "zorder": 3}
+    drawn = axes.errorbar(times, [row["quality"] for row in rows], xerr=lengths, **(usual | look))
+    for bar in drawn.lines[2]:
+        bar.set(alpha=0.35, zorder=1)
 
 
 @_styled

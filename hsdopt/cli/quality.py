@@ -612,3 +612,7 @@ def _at_equal_quality(found: Mapping[str, Any], name: str, start: str) -> str:
     if found["kept"]:
         return f"{start}: {point['plan']} is the fastest of those that lose nothing ({values}): {speeds}"
     return f"{start}: every setting loses some; {point['plan']} loses least ({values}): {speeds}"
+
+
+def _at(point: Mapping[str, Any], name: str) -> str:
+    return f"{point['plan']} at {point['time']:.2f} with {name} {point['quality']:.1f}"
