@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass
 from time import perf_counter
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _FIRST_ROOM = 256
 _WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
+_OWN_CACHES = re.compile(r"\bdict\[|\b(?!Dynamic|EncoderDecoder|Static)\w+Cache\b")
+"""Annotations of caches that only one kind of network knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +206,12 @@ def croppable_cache(network: PreTrainedModel, name: str) -> DynamicCache:
         If any layer keeps a state that cannot be taken back: recurrent, convolutional, or a sliding window
         in a network whose masks are not those of transformers.
     """
-    if _cache_keyword(network) is None:
+    keyword = _cache_keyword(network)
+    if keyword is None:
         raise _uncroppable(network, name, "its forward takes no key-value cache")
+    taken = str(inspect.signature(network.forward).parameters[keyword].annotation)
+    if _OWN_CACHES.search(taken):
+        raise _uncroppable(network, name, f"its forward takes a cache of its own kind, {taken}")
     return growing_cache(network, network.config, name)
 
 
@@ -232,9 +239,16 @@ def growing_cache(network: PreTrainedModel, config: PreTrainedConfig, name: str)
 
 
 def max_positions(network: PreTrainedModel) -> int | None:
-    """Return the longest sequence that `network` takes, or None where its configuration names none."""
+    """Return the longest sequence that `network` takes, or None where its configuration names none.
+
+    Where positions turn by other angles once a sequence is long ("longrope"), it ends before they do: cached keys keep
+    the old angles, so that a text would depend on how its passes were cut.
+    """
     config = network.config.get_text_config(decoder=True)
-    return getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    turned = rope.get("original_max_position_embeddings") if rope.get("rope_type") == "longrope" else None
+    limits = [limit for limit in (getattr(config, "max_position_embeddings", None), turned) if limit is not None]
+    return min(limits, default=None)
 
 
 class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not typed
