@@ -272,9 +272,9 @@ def prediction_errors(report: Report, *, ax: Axes | None = None) -> Axes:
         text = f"{np.median(np.abs(values)):.1f} %"
         axes.annotate(text, (1.02, place), xycoords=("axes fraction", "data"), va="center", annotation_clip=False)
     axes.set_yticks(range(len(rows)), [f"{name}\n{kind}" for kind, name, _ in reversed(rows)], fontsize=_SMALL)
-    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="predicted over measured, less one, per cent (bar: median)")
+    axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="predicted / measured - 1, per cent")
     axes.grid(visible=False, axis="y")
-    axes.set_title("Errors by predictor (right: median size)")
+    axes.set_title("Errors by predictor, and their median size")
     _keep(axes, [_error_entry(kind, name, plan, e) for kind, name, errors in rows for plan, e in errors.items()])
     return axes
 
@@ -310,7 +310,7 @@ def transfer_intervals(report: Report, *, ax: Axes | None = None) -> Axes:
         axes.plot([1e3 * row["measured_seconds_per_token"]], [place], linestyle="none", markersize=5.5, **look)
     _plan_ticks(axes, rows, report)
     axes.set(xlim=(0, None), ylim=(-0.7, len(rows) - 0.3), xlabel="ms per token")
-    axes.set_title(f"Predicted intervals: {sum(map(_covered, rows))} of {len(rows)} hold the measured time")
+    axes.set_title(f"Predicted intervals: {sum(map(_covered, rows))} of {len(rows)} right")
     columns = ("plan", "measured_seconds_per_token", "interval", "transfer_seconds_per_token", "transfer_interval")
     _keep(axes, [_columns(row, *columns) | {"covered": _covered(row)} for row in reversed(rows)])
     return axes
