@@ -101,7 +101,8 @@ def _own(module: nn.Module) -> list[torch.Tensor]:
 def _entries(module: nn.Module) -> int:
     """Return the entries of a module's own matrices; packed ones by the sizes that they stand for."""
     if hasattr(module, "in_features") and hasattr(module, "out_features"):
-        return int(module.in_features) * int(module.out_features)
+        widths: tuple[Any, Any] = (module.in_features, module.out_features)
+        return int(widths[0] * widths[1])
     return sum(weight.numel() for weight in _own(module) if weight.ndim == 2)
 
 
@@ -113,4 +114,5 @@ def _bytes(modules: list[nn.Module]) -> int:
 def _value_type(decoder: PreTrainedModel) -> torch.dtype:
     """Return the type that a decoder computes in: that of its norms, as matrices may be quantised."""
     vectors = (weight.dtype for weight in decoder.parameters() if weight.ndim == 1 and weight.is_floating_point())
-    return next(vectors, decoder.dtype)
+    own: torch.dtype = decoder.dtype
+    return next(vectors, own)

@@ -466,10 +466,9 @@ def cost_curves(records: Sequence[CostRecord]) -> tuple[dict[str, tuple[CostSamp
 
 
 def _with_table(models: Mapping[str, Model], table: Bigrams | None) -> dict[str, Model]:
-    return {
-        name: model if model.kind != LOOKUP or table is None else model.with_bigrams(table)
-        for name, model in models.items()
-    }
+    if table is None or LOOKUP not in models:
+        return dict(models)
+    return {**models, LOOKUP: models[LOOKUP].with_bigrams(table)}
 
 
 def table_arrays(table: Bigrams | None) -> dict[str, NDArray[np.int64]]:

@@ -145,9 +145,5 @@ def _once(model: Model, prompt: Sequence[int]) -> dict[str, float]:
     opening = model.opening(prompt)
     session.forward(opening)
     session.forward([*opening, opening[-1]])
-    *encoded, prefill, first = session.passes
-    return {
-        **{"encoder": made.seconds for made in encoded},
-        "prefill": prefill.seconds,
-        "first pass": first.seconds,
-    }
+    kinds = ("encoder", "prefill", "first pass")  # the first for encoder-decoders only
+    return dict(zip(kinds[-len(session.passes) :], (made.seconds for made in session.passes), strict=True))
