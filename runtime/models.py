@@ -93,6 +93,7 @@ def load_models(
     networks = [name for name, source in sources.items() if source != "lookup"]
     if not networks:
         raise InvalidArgumentError("expected a model with weights beside the lookup drafter; got none")
+    loaders.check_memory({name: sources[name] for name in networks})
     loaded = {name: loaders.of(name).load(name, sources[name]) for name in networks}
     target = loaded[networks[0]]
     for drafter in list(loaded.values())[1:]:
@@ -119,6 +120,15 @@ class _Loaders:
             self.made[key] = _Loader(*key, trust_remote_code=self.trust_remote_code)
         return self.made[key]
 
+    def check_memory(self, sources: Mapping[str, str]) -> None:
+        """Raise ModelError if the weights behind all `sources`, by name, do not fit together; nothing is loaded yet."""
+        needs: dict[torch.device, dict[tuple[int, str], int]] = {}
+        for name, source in sources.items():
+            loader, base = self.of(name), _base(source)
+            needs.setdefault(loader.device, {})[id(loader), base] = loader.need(base)
+        for device, by_source in needs.items():
+            _require_free(device, sum(by_source.values()), " and ".join(base for _, base in by_source))
+
 
 @dataclass
 class _Loader:
@@ -128,6 +138,18 @@ class _Loader:
     dtype: torch.dtype | None
     trust_remote_code: bool = field(kw_only=True)
     bases: dict[str, Model] = field(default_factory=dict)
+
+    def need(self, source: str) -> int:
+        """Return the bytes that loading a source without recipe takes at its peak.
+
+        Raises
+        ------
+        ModelError
+            If there are no weights that can be read.
+        """
+        folder, gguf = self._locate(source)
+        _check_weights(source, folder, gguf)
+        return _stored_bytes(folder if gguf is None else folder / gguf, self.dtype, gguf, code=self.trust_remote_code)
 
     def load(self, name: str, source: str) -> Model:
         source = _expanded(source)
@@ -154,8 +176,6 @@ class _Loader:
 
     def _read(self, name: str, source: str) -> Model:
         folder, gguf = self._locate(source)
-        _check_weights(source, folder, gguf)
-        self._check_memory(source, folder if gguf is None else folder / gguf, gguf)
         try:
             with builtin.quiet():
                 network, tokenizer = self._pretrained(folder, gguf)
@@ -190,15 +210,6 @@ class _Loader:
         if path.exists():
             raise ModelError(f"expected a folder or a .gguf file; got the file {source}")
         return _hub_folder(source, code=self.trust_remote_code), None
-
-    def _check_memory(self, source: str, path: Path, gguf: str | None) -> None:
-        need = _stored_bytes(path, self.dtype, gguf, code=self.trust_remote_code)
-        free = _free_bytes(self.device)
-        if need > free:
-            raise ModelError(
-                f"expected some {need / 1e9:.1f} GB of free memory on {self.device} for {source}; got"
-                f" {free / 1e9:.1f} GB: close other programs, or use a smaller model or --dtype bfloat16"
-            )
 
 
 def _sources(profile: Profile) -> dict[str, str]:
@@ -295,6 +306,22 @@ def _stored_bytes(path: Path, dtype: torch.dtype | None, gguf: str | None, *, co
         return stored
     kept = getattr(AutoConfig.from_pretrained(path, local_files_only=True), "dtype", None)
     return stored if kept is None else stored * dtype.itemsize // kept.itemsize
+
+
+def _base(source: str) -> str:
+    """Return what the recipes of a source start from."""
+    while recipe := _DERIVED.fullmatch(_expanded(source)):
+        source = recipe["base"]
+    return source
+
+
+def _require_free(device: torch.device, need: int, sources: str) -> None:
+    free = _free_bytes(device)
+    if need > free:
+        raise ModelError(
+            f"expected some {need / 1e9:.1f} GB of free memory on {device} for {sources}; got {free / 1e9:.1f} GB:"
+            " close other programs, or use a smaller model or --dtype bfloat16"
+        )
 
 
 def _free_bytes(device: torch.device) -> int:
