@@ -926,14 +926,19 @@ def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
 
 
 def _label_points(
-    axes: Axes, points: Sequence[tuple[float, float]], texts: Sequence[str], colours: Sequence[str]
+    axes: Axes,
+    points: Sequence[tuple[float, float]],
+    texts: Sequence[str],
+    colours: Sequence[str],
+    *,
+    avoid: Sequence[Row],
 ) -> None:
     """Name points beside them, below on the right or else above on the left; one with room on neither side has none."""
     figure = axes.get_figure(root=True)
     assert figure is not None  # noqa: S101 (axes just drawn have a figure)
     figure.draw_without_rendering()  # settles the layout, from which the room is read
     radius = 3 * figure.dpi / 72
-    centres = axes.transData.transform(np.asarray(points, dtype=float).reshape(-1, 2))
+    centres = axes.transData.transform(np.array([(row["time"], row["quality"]) for row in avoid], dtype=float))
     taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centres]
     for point, text, colour in zip(points, texts, colours, strict=True):
         for offset, sides in (((5, -4), ("left", "top")), ((-5, 4), ("right", "bottom"))):

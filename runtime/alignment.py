@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hsdopt.runtime.calibration import Example, Progress
 
-__all__ = ["Agreement", "Outcome", "Recipe", "align", "measure"]
+__all__ = ["Agreement", "Outcome", "Recipe", "align", "log_text", "measure"]
 
 _TIMED_STEPS = 6
 """Steps that are timed, the first of them left out, before a limit in minutes becomes a number of steps."""
@@ -441,7 +441,7 @@ class _Checkpoints:
             self._write(part, training)
             shutil.rmtree(whole, ignore_errors=True)
             part.replace(whole)
-            write_log(self.folder / "log.csv", training.state.log)
+            atomic_write(self.folder / "log.csv", lambda file: file.write(log_text(training.state.log).encode()))
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise HsdoptError(
@@ -500,10 +500,10 @@ class _Checkpoints:
             raise HsdoptError(f"expected the weights of this training in {path}; got others: delete it to start afresh")
 
 
-def write_log(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a training's log as CSV, atomically."""
+def log_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a training's log as CSV."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    atomic_write(path, lambda file: file.write(stream.getvalue().encode()))
+    return stream.getvalue()

@@ -21,11 +21,13 @@ from hsdopt.runtime.builtin import quiet
 from hsdopt.runtime.students import SubsetHead, shrink_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["read_note", "restored", "save_drafter", "shared_tensors"]
+    from hsdopt.runtime.alignment import Agreement, Outcome
+
+__all__ = ["model_card", "read_note", "restored", "save_drafter", "shared_tensors"]
 
 _NOTE = "hsdopt.json"
 _WEIGHTS = "model.safetensors"
@@ -38,7 +40,7 @@ def save_drafter(
     *,
     target: PreTrainedModel,
     source: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None = None,
     compact: bool = False,
     files: Mapping[str, str | bytes] | None = None,
 ) -> Path:
@@ -56,8 +58,8 @@ def save_drafter(
         What it may share tensors with.
     source : str
         What the target is loaded from.
-    dtype : torch.dtype
-        The type of the stored weights.
+    dtype : torch.dtype, optional
+        The type of the stored weights, if not that of the network's.
     compact : bool
         Leave out the shared tensors: `load_models` takes them from the target, `from_pretrained` cannot.
     files : mapping of str to str or bytes, optional
@@ -78,7 +80,7 @@ def save_drafter(
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.part-") as scratch:
             made = Path(scratch) / "model"
             with quiet():
-                _whole(network).to(dtype).save_pretrained(made)
+                _whole(network).to(dtype or network.dtype).save_pretrained(made)
             if compact:
                 _leave_out(made, shared)
             if tokenizer is not None:
@@ -180,3 +182,66 @@ def _take(network: PreTrainedModel, owner: PreTrainedModel, names: list[str], so
         weight = theirs[name].detach()
         alike = weight.dtype == own[name].dtype and weight.device == own[name].device
         own[name].data = weight if alike else weight.to(own[name].device, own[name].dtype)
+
+
+def model_card(
+    names: Sequence[str],
+    outcome: Outcome,
+    *,
+    target: str,
+    source: str,
+    start: str,
+    data: str,
+    recipe: Mapping[str, object],
+) -> str:
+    """Return the README.md of a drafter: what it was trained on, how, for how long, and what came of it.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the students in the folder, as in `outcome`.
+    outcome : Outcome
+        Of its training.
+    target, source : str
+        What it drafts for, and what it is loaded as.
+    start, data : str
+        What it started as, and what it was trained on; a sentence each.
+    recipe : mapping
+        Options of the training, listed as they are.
+    """
+    listed = "\n".join(f"- {key.replace('_', ' ')}: {value}" for key, value in recipe.items() if value is not None)
+    rows = "\n".join(
+        _card_row(name, when, found[name])
+        for name in names
+        for when, found in (("before", outcome.before), ("after", outcome.after))
+    )
+    ends = {"steps": "all steps were made", "patience": "the held-out acceptance rose no more", "time": "time was up"}
+    return f"""# A drafter for {target}
+
+Load it as `{source}`: `hsdopt profile --target {target} --draft {source} ...`
+
+## Start
+{start}
+
+## Data
+{data}
+
+## Recipe
+{listed}
+
+{outcome.steps} steps over {outcome.tokens} target tokens took {outcome.seconds:.0f} s; {ends[outcome.stopped]}. The
+weights are those of step {outcome.best_step}, the best on held-out prompts.
+
+## Held-out acceptance
+Share of places where its choice is the target's, on prompts that it was not trained on; 95 % interval by bootstrap
+over sequences. The kept step was chosen on these prompts too: expect a little less elsewhere.
+
+| | training | acceptance | interval | accepted | places |
+|---|---|---|---|---|---|
+{rows}
+"""
+
+
+def _card_row(name: str, when: str, found: Agreement) -> str:
+    interval = f"{found.low:.3f} to {found.high:.3f}"
+    return f"| {name} | {when} | {found.rate:.3f} | {interval} | {found.accepted} | {found.places} |"

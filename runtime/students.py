@@ -368,7 +368,7 @@ def agreements(students: Students, examples: Sequence[Example], *, batch: int = 
             choices = {name: logits.argmax(-1) for name, logits in students.logits(part).items()}
         for name, chosen in choices.items():
             judge = choices[FULL] if FULL in choices and name != FULL else part.best
-            equal = (chosen == judge).split(list(part.counts))
+            equal = (chosen == judge).split(list(part.counts))  # type: ignore[no-untyped-call] # PyTorch's is not typed
             found[name] += [(int(places.sum()), len(places)) for places in equal]
     return found
 
