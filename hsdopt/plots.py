@@ -917,9 +917,8 @@ def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
     axes.legend(loc="upper right", bbox_to_anchor=(1, -0.13), ncols=2, borderaxespad=0)
     named = [row for row in rows if row["small"] and row["undominated"]]
     texts = [f"{row['fallback']:g}, {float(row['rollback']):g}" for row in named]
-    _label_points(
-        axes, [(row["time"], row["quality"]) for row in named], texts, [colours[row["small"]] for row in named]
-    )
+    places = [(row["time"], row["quality"]) for row in named]
+    _label_points(axes, places, texts, [colours[row["small"]] for row in named], avoid=rows)
     names = ("plan", "family", "small", "fallback", "rollback", "time", "time_interval", "quality", "undominated")
     _keep(axes, [_columns(row, *names) for row in rows])
     return axes

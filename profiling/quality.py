@@ -295,7 +295,7 @@ def threshold_grid(
 
 
 def rejection_plans(profile: Profile, small: str) -> tuple[Level, ...]:
-    """Return lossless plans with the same small model: its best length by the profile, half and twice that, and 4.
+    """Return lossless plans with the same small model: its best length by the profile, half and twice that.
 
     Raises
     ------
@@ -307,7 +307,7 @@ def rejection_plans(profile: Profile, small: str) -> tuple[Level, ...]:
     if not predicted:
         raise PredictionError(f"expected the acceptance of {small} under {profile.target}; none in this profile")
     best = plans.index(min(predicted, key=predicted.__getitem__)) + 1
-    return tuple(plans[length - 1] for length in sorted({max(1, best // 2), best, min(2 * best, _LONGEST), 4}))
+    return tuple(plans[length - 1] for length in sorted({max(1, best // 2), best, min(2 * best, _LONGEST)}))
 
 
 def _each(plans: Iterable[Level], seconds: Callable[[Level], float]) -> dict[Level, float]:
