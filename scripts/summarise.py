@@ -19,22 +19,44 @@ SUMMARY = (
     "model error, median",
     "95th percentile",
     "transfer error, median",
-    "constant-cost iid, transfer",
+    "intervals that hold (median width)",
     "ranks (pairs)",
-    "regret",
+    "regret (95 %)",
+    "fastest baseline",
+    "speed-up over it (95 %)",
 )
+PREDICTORS = (
+    "workload",
+    "predictor",
+    "prompts",
+    "error, median",
+    "95th percentile",
+    "ranks (pairs)",
+    "its pick's regret",
+)
+SHOWN = ("trace replay", "constant-cost iid")
+"""The predictor that decides, and the published one; the reports have them all."""
+
 PLANS = ("plan", "measured, ms per token (95 %)", "predicted", "error", "tokens per pass", "speed-up")
 
 
 def main(*arguments: str) -> None:
-    """Print one summary row per report, then the plans of each."""
+    """Print one summary row per report, how its predictors did, then its plans and baselines."""
     reports = {}
     for argument in arguments:
         name, _, folder = argument.partition("=")
         reports[name] = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
     lines = _table(SUMMARY, [_summary(name, report) for name, report in reports.items()])
+    scores = [
+        _score(name, score)
+        for name, report in reports.items()
+        for score in report["predictors"]
+        if score["predictor"] in SHOWN
+    ]
+    lines += ["", *_table(PREDICTORS, scores)]
     for name, report in reports.items():
-        lines += ["", f"`{name}`:", "", *_table(PLANS, [_plan(row) for row in report["plans"]])]
+        rows = (*report["plans"], *report.get("baselines", ()))
+        lines += ["", f"`{name}`:", "", *_table(PLANS, [_plan(row) for row in rows])]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -44,9 +66,8 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _summary(name: str, report: Mapping[str, Any]) -> list[str]:
     summary = report["summary"]
-    iid = next(
-        (s for s in report["predictors"] if (s["predictor"], s["kind"]) == ("constant-cost iid", "transfer")), {}
-    )
+    width = summary.get("transfer_interval_width")
+    fastest = summary.get("fastest_baseline")
     return [
         name,
         f"`{summary['chosen']}`",
@@ -55,9 +76,23 @@ def _summary(name: str, report: Mapping[str, Any]) -> list[str]:
         _share(summary["median_error"]),
         _share(summary["p95_error"]),
         _share(summary["transfer_median_error"]),
-        _share(iid.get("median_error")),
+        _share(summary["transfer_coverage"]) + ("" if width is None else f" ({_share(width)})"),
         f"{_share(summary['rank_agreement'])} ({summary['rank_pairs']})",
-        _share(summary["regret"]),
+        _share(summary["regret"]) + _span(summary.get("regret_interval"), 1, ".1%"),
+        "" if fastest is None else f"`{fastest}`",
+        _ratio(summary.get("against_baseline")) + _span(summary.get("against_baseline_interval"), 1, ".2f"),
+    ]
+
+
+def _score(name: str, score: Mapping[str, Any]) -> list[str]:
+    return [
+        name,
+        score["predictor"],
+        "the timed ones" if score["kind"] == "model" else "the profile's",
+        _share(score["median_error"]),
+        _share(score["p95_error"]),
+        f"{_share(score['rank_agreement'])} ({score['rank_pairs']})",
+        _share(score["regret"]),
     ]
 
 

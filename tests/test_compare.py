@@ -284,8 +284,32 @@ def test_report_has_the_promised_keys_and_is_plain_json() -> None:
     assert read["plans"][0]["family"] == "adaptive"
     assert read["summary"]["predicted_speedup"] == pytest.approx(2.0)
     assert read["mismatches"][0]["near_tie"] is True
-    unpredicted = next(entry for entry in read["plans"] if entry["plan"] == labels[0])
-    assert (unpredicted["family"], unpredicted["error"]) == ("baseline", None)
+    assert labels[0] not in [entry["plan"] for entry in read["plans"]]
+    assert [(row["plan"], row["family"], row["error"]) for row in read["baselines"]] == [(labels[0], "baseline", None)]
+
+
+def test_baselines_are_compared_but_never_candidates() -> None:
+    fast, slow = "transformers generate()", "transformers generate(prompt_lookup_num_tokens=10)"
+    rates = RATES | {fast: 0.01, slow: 0.03}
+    result = outcome(runs_of(constant(rates), plans=tuple(rates)), RATES)
+    assert (result.best, result.regret_against) == (STACK, STACK)
+    assert result.fastest_baseline == fast
+    assert result.against_baseline == Interval(*[pytest.approx(0.5)] * 3)
+    assert len(result.scores) == 1
+    assert result.scores[0].plans == 3
+    none = outcome(runs_of(constant(RATES)), RATES)
+    assert (none.fastest_baseline, none.against_baseline) == (None, None)
+
+
+def test_coverage_counts_plans_and_widths() -> None:
+    bounds = {ALONE: (0.03, 0.05), DRAFT: (0.031, 0.032), STACK: (0.01, 0.03)}
+    predictions = Predictions({"x": RATES}, "x", intervals=bounds)
+    options = {"chosen": STACK, "autoregression": ALONE, "rng": rng(), "memory": {ALONE: 5}}
+    result = compare(runs_of(constant(RATES)), predictions, **options)  # type: ignore[arg-type]
+    assert (result.coverage, result.intervals) == (pytest.approx(2 / 3), 3)
+    assert result.interval_width == pytest.approx(0.5)  # of 0.5, 0.032 and 1
+    assert (result.plan(ALONE).memory_bytes, result.plan(STACK).memory_bytes) == (5, None)
+    assert result.to_report()["summary"]["transfer_interval_width"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ def _closed() -> Iterator[None]:
     plt.close("all")
 
 
+BASE = "transformers generate(assistant_model=a-drafter-with-a-rather-long-name)"
+
+
 def report_of(count: int, *, prompts: int = 3, logged: bool = True, predicted: bool = True) -> dict[str, Any]:
     """Return a report of `count` plans whose times crowd together, from 20 ms upwards."""
     plans = ["target", *(f"target(a-drafter-with-a-rather-long-name-{i}:{i})" for i in range(1, count))]
@@ -40,10 +43,17 @@ def report_of(count: int, *, prompts: int = 3, logged: bool = True, predicted: b
         for r in (1, 2)
         for i in range(prompts)
     ]
+    runs += [Run(BASE, r, i, 10, 10 * 0.021 * (1 + 0.1 * i), 5) for r in (1, 2) for i in range(prompts)]
     values = {"trace replay": {p: 1.08 * v for p, v in rates.items()}, "closed form": rates} if predicted else {"x": {}}
-    predictions = Predictions(values, next(iter(values)))
+    bounds = {p: (1.01 * v, 1.2 * v) for p, v in rates.items()} if predicted else {}
+    predictions = Predictions(values, next(iter(values)), values if predicted else {}, bounds)
+    weights = {plan: 100_000_000 * (1 + place % 3) for place, plan in enumerate((*plans, BASE))} if logged else {}
+    distribution = {"plan": plans[-1], "measured": [0.03, 0.02], "predicted": {"trace replay": [0.021, 0.025]}}
     rng = np.random.default_rng(0)
-    return compare(runs, predictions, chosen=plans[-1], autoregression="target", rng=rng, replicates=100).to_report()
+    outcome = compare(
+        runs, predictions, chosen=plans[-1], autoregression="target", rng=rng, replicates=100, memory=weights
+    )
+    return outcome.to_report(distribution=distribution if logged else None)
 
 
 def profile_of(count: int) -> Profile:
@@ -90,7 +100,7 @@ def test_labels_of_every_model_are_apart_and_inside(count: int) -> None:
 @pytest.mark.parametrize(("plans", "models"), [(1, 1), (14, 4)])
 def test_every_figure_draws(plans: int, models: int) -> None:
     figures = plots.report_figures(report_of(plans), profile_of(models))
-    assert len(figures) == (7 if models > 1 else 5)
+    assert len(figures) == (11 if models > 1 else 9)
     for figure in figures.values():
         assert plots.render(figure, "svg").startswith(b"<?xml")
     assert not plt.get_fignums()
@@ -111,6 +121,74 @@ def test_points_stand_where_the_numbers_say() -> None:
     predicted = [1e3 * row["predicted"]["closed form"] for row in report["plans"]]
     assert np.allclose(hollow.get_xydata(), np.stack([measured, predicted], axis=1))
     assert axes.get_xlim() == axes.get_ylim()
+
+
+def test_errors_stand_where_the_numbers_say() -> None:
+    report = report_of(3)
+    axes = plots.prediction_errors(report)
+    points = [line for line in axes.lines if line.get_marker() == "o"]
+    assert len(points) == 4  # two predictors, on the same and on new prompts
+    scale = [
+        100 * (row["predicted"]["trace replay"] / row["measured_seconds_per_token"] - 1) for row in report["plans"]
+    ]
+    top = next(line for line in points if max(line.get_ydata()) > 2.5)
+    assert top.get_xdata() == pytest.approx(scale)
+    labels = [label.get_text().split("\n") for label in axes.get_yticklabels()]
+    assert labels[-1] == ["trace replay", "same prompts"]
+    assert labels[0] == ["closed form", "new prompts"]
+    with pytest.raises(InvalidArgumentError, match="at least one predicted plan"):
+        plots.prediction_errors(report_of(2, predicted=False))
+
+
+def test_missed_intervals_are_crosses() -> None:
+    report = report_of(4)
+    for row, shift in zip(report["plans"], (1, 1, 5, 1), strict=True):
+        middle = shift * row["measured_seconds_per_token"]
+        row["transfer_interval"] = [0.9 * middle, 1.1 * middle]
+    axes = plots.transfer_intervals(report)
+    assert [line.get_ydata()[0] for line in axes.lines if line.get_marker() == "X"] == [1]  # third from the top
+    assert "3 of 4" in axes.get_title(loc="left")
+    with pytest.raises(InvalidArgumentError, match="a predicted interval"):
+        plots.transfer_intervals(report_of(2, predicted=False))
+
+
+def test_the_distribution_climbs_from_nothing_to_all() -> None:
+    axes = plots.run_distribution(report_of(2))
+    measured = axes.lines[0]
+    assert measured.get_xdata() == pytest.approx([20, 20, 30])
+    assert measured.get_ydata() == pytest.approx([0, 0.5, 1])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "measured: mean 25, 2 outputs",
+        "trace replay: mean 23, 2 outputs",
+    ]
+    with pytest.raises(InvalidArgumentError, match="distribution of single outputs"):
+        plots.run_distribution(report_of(2, logged=False))
+
+
+def test_the_memory_frontier_holds_lossless_plans_only() -> None:
+    report = report_of(4)
+    memory = {"bild": (50, 0.001), "baseline": (40, 0.001)}
+    sizes = [(300, 0.02), (100, 0.03), (200, 0.031), (100, 0.04)]
+    for row, (size, seconds) in zip(report["plans"], sizes, strict=True):
+        row |= {"memory_bytes": size * 10**6, "measured_seconds_per_token": seconds}
+    for family, (size, seconds) in memory.items():
+        extra = dict(report["plans"][0]) | {"plan": family, "family": family}
+        report["plans"].append(extra | {"memory_bytes": size * 10**6, "measured_seconds_per_token": seconds})
+    axes = plots.latency_against_memory(report)
+    front = next(line for line in axes.lines if line.get_label() == "best for its memory")
+    assert front.get_xydata().tolist() == [[100, 30], [300, 20]]
+    assert len(column(axes)) == 2
+    apart(axes)
+    with pytest.raises(InvalidArgumentError, match="what memory its plans need"):
+        plots.latency_against_memory(report_of(2, logged=False))
+
+
+def test_baselines_are_hollow_bars() -> None:
+    report = report_of(3)
+    axes = plots.speedups(report)
+    assert len(axes.patches) == len(report["plans"]) + 1
+    hollow = [bar for bar in axes.patches if mpl.colors.to_hex(bar.get_facecolor()) == "#ffffff"]
+    assert [bar.get_width() for bar in hollow] == pytest.approx([report["baselines"][0]["speedup"]])
 
 
 def test_bars_add_up_to_the_measured_time() -> None:
@@ -159,8 +237,9 @@ def test_saved_figures_come_with_their_data(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["v1.2-speedups.png", "v1.2-speedups.svg", "v1.2-speedups.csv"]
     assert paths[0].read_bytes().startswith(b"\x89PNG")
     rows = list(csv.DictReader(paths[2].read_text(encoding="utf-8").splitlines()))
-    assert [row["plan"] for row in rows] == [row["plan"] for row in report["plans"]]
-    assert [float(row["speedup"]) for row in rows] == [row["speedup"] for row in report["plans"]]
+    everything = sorted((*report["plans"], *report["baselines"]), key=lambda row: -row["speedup"])
+    assert [row["plan"] for row in rows] == [row["plan"] for row in everything]
+    assert [float(row["speedup"]) for row in rows] == [row["speedup"] for row in everything]
     assert rows[0]["speedup_interval_low"]
 
 

@@ -22,7 +22,12 @@ mpl.use("Agg")
 RATES = {"t": 0.040, "t(d:4)": 0.030, "t(m:6(d:3))": 0.020}
 
 
-def comparison(rates: dict[str, float] = RATES, *, chosen: str = "t(m:6(d:3))", noise: float = 0.0) -> Comparison:
+BASE = "transformers generate()"
+
+
+def comparison(
+    rates: dict[str, float] = RATES, *, chosen: str = "t(m:6(d:3))", noise: float = 0.0, **options: object
+) -> Comparison:
     draw = np.random.default_rng(5)
     runs = [
         Run(plan, repeat, prompt, 10, 10 * rate * (1 + noise * draw.uniform(-1, 1)))
@@ -30,8 +35,11 @@ def comparison(rates: dict[str, float] = RATES, *, chosen: str = "t(m:6(d:3))", 
         for prompt in range(5)
         for plan, rate in rates.items()
     ]
-    predictions = Predictions({"trace replay": {plan: 1.1 * rate for plan, rate in rates.items()}}, "trace replay")
-    return compare(runs, predictions, chosen=chosen, autoregression="t", rng=np.random.default_rng(0), replicates=200)
+    foreseen = {plan: 1.1 * rate for plan, rate in rates.items() if plan != BASE}
+    bounds = {plan: (0.9 * value, 1.1 * value) for plan, value in foreseen.items()}
+    predictions = Predictions({"trace replay": foreseen}, "trace replay", {"trace replay": foreseen}, bounds)
+    arguments: dict[str, Any] = {"chosen": chosen, "autoregression": "t", "rng": np.random.default_rng(0), **options}
+    return compare(runs, predictions, replicates=200, **arguments)
 
 
 class Page(HTMLParser):
@@ -94,7 +102,7 @@ def test_the_page_needs_nothing_else() -> None:
     report = comparison().to_report()
     images = {name: plots.render(figure, "svg") for name, figure in plots.report_figures(report).items()}
     page = Page(html_page(report, images))
-    assert page.seen.count("img") == len(images) == 3
+    assert page.seen.count("img") == len(images) == 5
     assert not {"script", "link", "iframe", "object"} & set(page.seen)
     references = [value for name, value in page.attributes if name in {"src", "href", "srcset", "action"}]
     assert all(value is not None and value.startswith("data:image/svg+xml;base64,") for value in references)
@@ -105,7 +113,9 @@ def test_the_page_needs_nothing_else() -> None:
 def test_what_users_name_is_escaped() -> None:
     evil = '<script>alert("x")</script>'
     rates = {"t": 0.04, evil: 0.02}
-    report = comparison(rates, chosen=evil).to_report(
+    outcome = comparison({**rates, BASE: 0.03}, chosen=evil, families={evil: "adaptive"})
+    report = outcome.to_report(
+        notes=[evil],
         provenance={evil: {"path": evil}, "list": [evil]},
         mismatches=[Mismatch(evil, 0, 1, 0.5, 0.1)],
         why=evil,
@@ -113,9 +123,11 @@ def test_what_users_name_is_escaped() -> None:
     )
     report["summary"]["predictor"] = report["predictors"][0]["predictor"] = evil
     report["plans"][0]["family"] = evil
-    page = Page(html_page(report, {evil: b"<svg/>"}))
+    report["baselines"][0]["plan"] = evil
+    quality = {"points": [{evil: 1.0, "plan": evil}]}
+    page = Page(html_page(report, {evil: b"<svg/>"}, quality=quality))
     assert "script" not in page.seen
-    assert page.text.count(evil) >= 10
+    assert page.text.count(evil) >= 14
 
 
 def test_missing_figures_are_dashes_not_errors() -> None:
@@ -138,8 +150,79 @@ def test_what_looks_wrong_is_said() -> None:
     assert "9 of 30 runs" in page.text
 
 
-def test_every_figure_has_a_caption() -> None:
+def text_of(report: dict[str, Any]) -> str:
+    """Return the page's text, spaces joined."""
+    return " ".join(Page(html_page(report)).text.split())
+
+
+def test_the_regret_is_spelled_out() -> None:
+    assert "was also the fastest plan of those measured" in text_of(comparison().to_report())
+    slower = comparison(chosen="t(d:4)").to_report()
+    said = text_of(slower)
+    assert "t(d:4) took 50.0 % more time than t(m:6(d:3)), the fastest by the odd repeats" in said
+    assert "from 50.0 % more to 50.0 % more. So the other plan is surely faster." in said
+    slower["summary"] |= {"regret": 0.01, "regret_interval": [-0.02, 0.04]}
+    assert "from 2.0 % less to 4.0 % more. So these runs cannot tell" in text_of(slower)
+    slower["summary"] |= {"regret": -0.03, "regret_interval": [-0.04, -0.02]}
+    assert "took 3.0 % less time" in text_of(slower)
+    assert "the odd repeats were lucky" in text_of(slower)
+    slower["summary"] |= {"regret": None, "regret_interval": None}
+    assert "One repeat cannot tell" in text_of(slower)
+
+
+def test_baselines_have_their_own_heading() -> None:
+    report = comparison(RATES | {BASE: 0.05}).to_report(notes=["assistant_model=x is left out: no kernel"])
+    said = text_of(report)
+    table = said[said.index("Beside transformers' own generate()") : said.index("How well the predictions held")]
+    assert "2.50 times as fast as transformers generate()" in table
+    assert "50.0" in table
+    assert "left out: no kernel" in table
+    assert "3 plans, fastest first" in said
+    assert "Beside transformers" not in text_of(comparison().to_report())
+
+
+def test_sampled_outputs_are_not_said_to_be_equal() -> None:
+    said = text_of(comparison().to_report(outputs_compared=False))
+    assert "follows the same law" in said
+    assert "not compared token by token" in said
+    assert "stays the same" not in said
+    assert "No output that differs" not in said
+
+
+def test_coverage_comes_with_the_width() -> None:
     report = comparison().to_report()
+    assert "held the measured time of 100 % of plans (of 3); its median width is 20 %" in text_of(report)
+
+
+def test_quality_is_shown_where_it_was_measured(tmp_path: Path) -> None:
+    report = comparison().to_report()
+    assert "Quality" not in text_of(report)
+    rows = [{"plan": "bild(t, d)", "rouge_l": 97.25, "nested": {"x": 1}}, {"plan": "t", "rouge_l": None}]
+    (tmp_path / "quality.json").write_text(json.dumps({"format": "q", "points": rows}), encoding="utf-8")
+    page = Page(write_report(report, {}, tmp_path).html.read_text(encoding="utf-8"))
+    assert "rouge l" in page.text
+    assert "97.25" in page.text
+    assert "nested" not in page.text
+    (tmp_path / "quality.json").write_text("{", encoding="utf-8")
+    assert "rouge l" not in write_report(report, {}, tmp_path).html.read_text(encoding="utf-8")
+
+
+def test_reports_of_older_versions_are_shown() -> None:
+    report = comparison().to_report()
+    for key in ("baselines", "notes", "distribution", "outputs_compared"):
+        del report[key]
+    for key in ("transfer_interval_width", "transfer_intervals", "fastest_baseline"):
+        del report["summary"][key]
+    for row in report["plans"]:
+        del row["memory_bytes"]
+    assert "3 plans, fastest first" in text_of(report)
+    assert "speedups" in plots.report_figures(report)
+
+
+def test_every_figure_has_a_caption() -> None:
+    distribution = {"plan": "t", "measured": [0.04], "predicted": {"trace replay": [0.05]}}
+    report = comparison(memory={"t": 5}).to_report(distribution=distribution)
+    assert {"run-distribution", "latency-against-memory", "transfer-intervals"} < set(plots.report_figures(report))
     assert set(plots.report_figures(report)) <= set(CAPTIONS)
     assert all(text.endswith(".") for text in CAPTIONS.values())
 

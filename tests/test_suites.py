@@ -10,7 +10,7 @@ from hsdopt.latency.expected import expected_latency
 from hsdopt.plan import LOOKUP, Bild, Level, Plan, parse_plan
 from hsdopt.profiles import Profile
 from hsdopt.solvers.solve import solve
-from hsdopt.suites import SUITES, suite
+from hsdopt.suites import SUITES, assistants, suite
 
 
 def depth(plan: Plan) -> int:
@@ -64,6 +64,16 @@ def test_single_drafters_stand_at_their_best_length(profile: Profile) -> None:
             key=lambda plan: expected_latency(plan, profile).seconds_per_token,
         )
         assert best in own
+
+
+def test_assistants_are_networks_best_first(profile: Profile) -> None:
+    names = assistants(profile)
+    assert set(names) == set(profile.drafters) - {LOOKUP}
+    best = [
+        min(expected_latency(parse_plan(f"big({name}:{n})"), profile).seconds_per_token for n in range(1, 17))
+        for name in names
+    ]
+    assert best == sorted(best)
 
 
 def test_a_profile_of_little_still_gives_a_suite() -> None:

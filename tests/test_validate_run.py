@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -56,6 +57,59 @@ def test_a_finished_report_is_kept(profile: Path, finished: Path) -> None:
     ):
         assert said in refused("validate", profile, *QUICK, *option, "-o", finished, "--resume")
     assert (finished / "report.json").read_bytes() == before
+
+
+def test_force_killed_before_its_first_line_is_unfinished(profile: Path, finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "report"))
+    before = (folder / "report.json").read_bytes()
+    arguments = ["validate", str(profile), *QUICK, "-o", str(folder)]
+    assert kill_midway([*arguments, "--force"], folder / "traces.partial", lines=0) == -signal.SIGKILL
+    assert (folder / "report.json").read_bytes() == before
+    assert not (folder / "traces.partial").read_bytes()
+    assert "complete already" not in call(*arguments, "--resume").stderr
+    assert (folder / "report.json").read_bytes() != before
+    assert not list(folder.glob("*.partial"))
+
+
+def test_force_that_measures_nothing_leaves_the_report(profile: Path, finished: Path) -> None:
+    assert "profiled models" in refused("validate", profile, "--plan", "big(nope:2)", "-o", finished, "--force")
+    assert not list(finished.glob("*.partial"))
+    assert "complete already" in call("validate", profile, *QUICK, "-o", finished, "--resume").stderr
+    assert "not both" in refused("validate", profile, *QUICK, "-o", finished, "--resume", "--force")
+
+
+def test_baselines_stand_beside_the_plans(profile: Path, tmp_path: Path) -> None:
+    plans = ("--plan", "big(small:2)", "--plan", "big(lookup:4)")
+    call("validate", profile, *plans, "--baselines", "--repeats", "2", "-o", tmp_path)
+    report = json.loads((tmp_path / "report.json").read_text())
+    labels = {row["plan"] for row in report["baselines"]}
+    assert {"transformers generate()", "transformers generate(prompt_lookup_num_tokens=10)"} < labels
+    assert any("assistant_model=" in label for label in labels)
+    assert all(row["family"] == "baseline" and row["error"] is None for row in report["baselines"])
+    assert not labels & {row["plan"] for row in report["plans"]}
+    assert {report["summary"][key] for key in ("best", "regret_against")} <= {row["plan"] for row in report["plans"]}
+    assert report["summary"]["fastest_baseline"] in labels
+    assert report["notes"] == []
+    assert "transformers' own generate()" in (tmp_path / "report.html").read_text()
+    plain = next(row for row in report["baselines"] if row["plan"] == "transformers generate()")
+    assert plain["tokens_per_pass"] == 1
+
+
+def test_a_sampled_profile(profile: Path, tmp_path: Path) -> None:
+    sampled = tmp_path / "profile.json"
+    call(*profile_arguments(profile.parent, sampled, "--temperature", "1"))
+    call("validate", sampled, "--repeats", "2", "--no-baselines", "-o", tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert len(report["plans"]) >= 12
+    assert (report["outputs_compared"], report["mismatches"]) == (False, [])
+    assert "not compared token by token" in " ".join(page.split())
+    assert "stays the same" not in page
+    assert report["baselines"] == []
+    found = report["distribution"]
+    assert found["plan"] == report["summary"]["chosen"]
+    assert (len(found["measured"]), len(found["predicted"]["trace replay"])) == (4, 32)
+    assert (tmp_path / "report" / "run-distribution.csv").exists()
 
 
 def test_max_error_decides_the_exit_code(profile: Path, finished: Path) -> None:
