@@ -22,7 +22,17 @@ from hsdopt.latency.expected import expected_passes
 from hsdopt.plan import LOOKUP, Adaptive, Level, Plan
 from hsdopt.profiles import ModelInfo, Profile, Shape
 
-__all__ = ["HARDWARE", "Hardware", "PassWork", "PlanWork", "estimate_of", "pass_work", "plan_work", "roofline"]
+__all__ = [
+    "HARDWARE",
+    "Hardware",
+    "PassWork",
+    "PlanWork",
+    "estimate_of",
+    "pass_work",
+    "plan_work",
+    "read_hardware",
+    "roofline",
+]
 
 _LONGEST = 64  # new tokens that are tabulated where a profile names no longest pass
 
@@ -275,7 +285,7 @@ def roofline(
     flops_per_second: float,
     bytes_per_second: float,
     overhead_seconds: float = 0.0,
-    name: str = "",
+    name: str = "other hardware",
 ) -> Profile:
     """Return a profile whose pass costs are an estimate for hardware that one does not have.
 
@@ -327,7 +337,7 @@ def roofline(
         model: curve if model == LOOKUP else _curve(curve, partial(seconds, _info(profile, model)))
         for model, curve in profile.costs.items()
     }
-    words = f"roofline of {name or 'hardware'}: {flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, "
+    words = f"roofline of {name}: {flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, "
     said = {"estimate": words + f"{fixed:.4g} s besides per pass; not measured", "device": f"estimate: {name}"}
     return replace(profile, costs=costs, samples={}, overhead={}, provenance={**profile.provenance, **said}, _laws={})
 
@@ -338,6 +348,40 @@ def _curve(measured: CostCurve, seconds: Callable[[int, float], float]) -> CostC
     return CostCurve(
         counts, measured.contexts, tuple(tuple(seconds(n, context) for n in counts) for context in measured.contexts)
     )
+
+
+def read_hardware(text: str) -> tuple[float, float, float, str]:
+    """Return FLOP/s, bytes per second, seconds besides per pass and the name of hardware given as text.
+
+    Parameters
+    ----------
+    text : str
+        A name in `HARDWARE`, or two or three numbers with commas.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is neither.
+
+    Examples
+    --------
+    >>> read_hardware("H100")
+    (989000000000000.0, 3350000000000.0, 0.0, 'H100')
+    >>> read_hardware("3e14,2e12,1e-5")
+    (300000000000000.0, 2000000000000.0, 1e-05, 'other hardware')
+    """
+    name = next((known for known in HARDWARE if known.lower() == text.strip().lower()), None)
+    if name is not None:
+        return HARDWARE[name].flops_per_second, HARDWARE[name].bytes_per_second, 0.0, name
+    try:
+        flops, moved, *more = (float(part) for part in text.split(","))
+        (besides,) = more or (0.0,)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"expected hardware out of {', '.join(HARDWARE)}, or its FLOP/s and bytes per second with commas, such as "
+            f"312e12,2.039e12; got {text!r}"
+        ) from None
+    return flops, moved, besides, "other hardware"
 
 
 def estimate_of(profile: Profile) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hsdopt.profiles import Profile
     from hsdopt.solvers.solution import Candidate, Solution
     from hsdopt.solvers.what_if import Sensitivity, WhatIf
+    from hsdopt.work import PlanWork
 
 ProfilePath = Annotated[Path, typer.Argument(help="A profile made by hsdopt profile.", metavar="PROFILE")]
 Family = Annotated[str, typer.Option("--family", help="speculative, hierarchy, cascade, adaptive, bild or all.")]
@@ -40,6 +41,15 @@ Hypothetical = Annotated[
     typer.Option("--what-if", metavar="C[,C...]", help="Ask about drafters of these cost ratios, such as 0.05,0.2."),
 ]
 Plot = Annotated[Path | None, typer.Option("--what-if-plot", help="Save the what-if curve: a path without suffix.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--hardware",
+        metavar="NAME|FLOPS,BYTES[,SECONDS]",
+        help="Estimate for hardware that was not measured: its name, or its peak FLOP/s, its bytes per second, and "
+        "seconds besides per pass.",
+    ),
+]
 Replicates = Annotated[int, typer.Option("--replicates", min=0, help="Bootstrap replicates behind the intervals.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the bootstrap.")]
 ClosedForm = Annotated[bool, typer.Option("--closed-form", help="Let the closed form decide, not a replay of traces.")]
@@ -57,6 +67,7 @@ def solve(
     require: Require = None,
     context: Context = None,
     max_deviation: Deviation = None,
+    hardware: Device = None,
     what_if: Hypothetical = None,
     what_if_plot: Plot = None,
     replicates: Replicates = 200,
@@ -72,7 +83,7 @@ def solve(
     ratios = _ratios(what_if)
     if what_if_plot is not None and ratios is None:
         raise InvalidArgumentError("expected --what-if with --what-if-plot, such as --what-if 0.05; got none")
-    profiled = load_profile(profile)
+    profiled = _on(hardware, load_profile(profile))
     solution = find(
         profiled,
         family=family,
@@ -98,14 +109,24 @@ def solve(
 
         write_text(output_path, json.dumps(plan_to_json(solution.plan), indent=2) + "\n")
     if as_json:
-        print_json(to_json(solution, what_if=answer, sensitivities=sensitivities))
+        print_json(to_json(solution, profiled, what_if=answer, sensitivities=sensitivities, context=context))
     else:
-        show(solution)
+        show(solution, profiled, context=context)
         _show_measurements(sensitivities)
         if answer is not None:
             _show_what_if(answer)
     if answer is not None and what_if_plot is not None:
         _plot(answer, what_if_plot)
+
+
+def _on(hardware: str | None, profile: Profile) -> Profile:
+    """Return a profile as it is, or with the estimated costs of other hardware."""
+    if hardware is None:
+        return profile
+    from hsdopt.work import read_hardware, roofline
+
+    flops, moved, besides, name = read_hardware(hardware)
+    return roofline(profile, flops_per_second=flops, bytes_per_second=moved, overhead_seconds=besides, name=name)
 
 
 def _ratios(text: str | None) -> list[float] | None:
@@ -128,12 +149,21 @@ def _sensitivities(solution: Solution, profile: Profile, context: float | None) 
 
 
 def to_json(
-    solution: Solution, *, what_if: WhatIf | None = None, sensitivities: Sequence[Sensitivity] = ()
+    solution: Solution,
+    profile: Profile,
+    *,
+    what_if: WhatIf | None = None,
+    sensitivities: Sequence[Sensitivity] = (),
+    context: float | None = None,
 ) -> dict[str, Any]:
     """Return a solution as what `--json` prints."""
+    from hsdopt.work import estimate_of
+
     best, single, contender = solution.candidate, solution.best_single, solution.contender
+    work = _Works(profile, context)
     return {
-        **_candidate(best, solution),
+        **_candidate(best, solution, work),
+        "estimate": estimate_of(profile),
         "speculate": solution.speculate,
         "interval": solution.interval,
         "probability_within": solution.probability_within,
@@ -143,13 +173,13 @@ def to_json(
         "memory_bytes": solution.memory_bytes,
         "why": solution.why,
         "warnings": list(solution.warnings),
-        "autoregression": _candidate(solution.autoregression, solution),
-        "best_single": None if single is None else _candidate(single, solution),
-        "contender": None if contender is None else _candidate(contender, solution),
-        "best_by_family": {name: _candidate(other, solution) for name, other in solution.best_by_family.items()},
-        "runners_up": [_candidate(other, solution) for other in solution.runners_up],
+        "autoregression": _candidate(solution.autoregression, solution, work),
+        "best_single": None if single is None else _candidate(single, solution, work),
+        "contender": None if contender is None else _candidate(contender, solution, work),
+        "best_by_family": {name: _candidate(other, solution, work) for name, other in solution.best_by_family.items()},
+        "runners_up": [_candidate(other, solution, work) for other in solution.runners_up],
         "frontier": [
-            {**_candidate(point.candidate, solution), "deviation": point.deviation} for point in solution.frontier
+            {**_candidate(point.candidate, solution, work), "deviation": point.deviation} for point in solution.frontier
         ],
         "sensitivities": [asdict(row) for row in sensitivities],
         "what_if": None if what_if is None else asdict(what_if),
@@ -163,9 +193,31 @@ def _plan_json(plan: Plan) -> dict[str, Any]:
     return plan_to_json(plan)
 
 
-def _candidate(candidate: Candidate, solution: Solution) -> dict[str, Any]:
+class _Works:
+    """What plans compute and move per token, each once."""
+
+    def __init__(self, profile: Profile, context: float | None) -> None:
+        self._profile = profile
+        self._context = context
+        self._known: dict[Plan, PlanWork | None] = {}
+
+    def __call__(self, plan: Plan) -> PlanWork | None:
+        """Return the work of one plan; None if the profile does not say how large its models are."""
+        from hsdopt.errors import PredictionError
+        from hsdopt.work import plan_work
+
+        if plan not in self._known:
+            try:
+                self._known[plan] = plan_work(plan, self._profile, context=self._context)
+            except PredictionError:
+                self._known[plan] = None
+        return self._known[plan]
+
+
+def _candidate(candidate: Candidate, solution: Solution, work: _Works) -> dict[str, Any]:
     from hsdopt.plan import format_plan
 
+    made = work(candidate.plan)
     return {
         "plan": format_plan(candidate.plan),
         "family": candidate.family,
@@ -173,6 +225,7 @@ def _candidate(candidate: Candidate, solution: Solution) -> dict[str, Any]:
         "speedup": _speedup(candidate, solution),
         "closed_form_seconds_per_token": candidate.estimate.seconds_per_token,
         "tokens_per_pass": candidate.estimate.tokens_per_pass,
+        "work": None if made is None else {**asdict(made), "intensity": made.intensity},
     }
 
 
@@ -180,20 +233,25 @@ def _speedup(candidate: Candidate, solution: Solution) -> float:
     return solution.autoregression.seconds_per_token / candidate.seconds_per_token
 
 
-def show(solution: Solution) -> None:
+def show(solution: Solution, profile: Profile, *, context: float | None = None) -> None:
     """Print a solution for people."""
     from rich.text import Text
 
+    from hsdopt.work import estimate_of
+
     console = output()
+    estimate = estimate_of(profile)
     for line in _headline(solution):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(line if estimate is None else f"estimate: {line}"), soft_wrap=True)
     console.print()
-    console.print(_table(solution))
+    work = _Works(profile, context)
+    console.print(_table(solution, work))
     if solution.frontier:
-        console.print(_frontier(solution))
-    for line in _footnotes(solution):
+        console.print(_frontier(solution, work))
+    for line in _footnotes(solution, work):
         console.print(Text(line))
-    for warning in solution.warnings:
+    warned = () if estimate is None else (f"costs are an estimate, {estimate}",)
+    for warning in (*warned, *solution.warnings):
         status().print(Text(f"warning: {warning}"))
 
 
@@ -209,9 +267,9 @@ def _headline(solution: Solution) -> list[str]:
     return [f"Run {plan_words(solution.plan)}", f"{speed} over {plan_words(solution.autoregression.plan)} alone."]
 
 
-def _table(solution: Solution) -> Table:
+def _table(solution: Solution, work: _Works) -> Table:
     """Return the plan beside the best of each family, and the runner-up."""
-    table = _new_table("", "plan", "ms/token", "speed-up")
+    table = _new_table("", "plan", *_headings(solution, work))
     rows: list[tuple[str, Candidate | None]] = [("chosen", solution.candidate)]
     if not solution.speculate:
         rows.append(("contender", solution.contender))
@@ -224,8 +282,14 @@ def _table(solution: Solution) -> Table:
     for name, candidate in rows:
         if candidate is not None and (candidate.plan not in shown or name == "best single drafter"):
             shown.setdefault(candidate.plan)
-            table.add_row(name, *_cells(candidate, solution))
+            table.add_row(name, *_cells(candidate, solution, work))
     return table
+
+
+def _headings(solution: Solution, work: _Works) -> tuple[str, ...]:
+    """Return the headings of the numbers; those of work only where it is known."""
+    known = work(solution.autoregression.plan) is not None
+    return ("ms/token", "speed-up", *(("FLOPs x", "bytes x") if known else ()))
 
 
 def _new_table(first: str, second: str, *numbers: str) -> Table:
@@ -240,25 +304,36 @@ def _new_table(first: str, second: str, *numbers: str) -> Table:
     return table
 
 
-def _cells(candidate: Candidate, solution: Solution) -> tuple[Any, ...]:
+def _cells(candidate: Candidate, solution: Solution, work: _Works) -> tuple[Any, ...]:
     from rich.text import Text
 
     from hsdopt.solvers.solution import plan_words
 
     speedup = f"{_speedup(candidate, solution):.2f}x"
-    return Text(plan_words(candidate.plan)), milliseconds(candidate.seconds_per_token), speedup
+    cells = (Text(plan_words(candidate.plan)), milliseconds(candidate.seconds_per_token), speedup)
+    if work(solution.autoregression.plan) is None:
+        return cells
+    made = work(candidate.plan)
+    return (*cells, *(("", "") if made is None else (f"{made.flops_relative:.2f}", f"{made.bytes_relative:.2f}")))
 
 
-def _frontier(solution: Solution) -> Table:
-    table = _new_table("differs", "Big Little Decoder", "ms/token", "speed-up")
+def _frontier(solution: Solution, work: _Works) -> Table:
+    table = _new_table("differs", "Big Little Decoder", *_headings(solution, work))
     for point in solution.frontier:
-        table.add_row(f"{point.deviation:.1%}", *_cells(point.candidate, solution))
+        table.add_row(f"{point.deviation:.1%}", *_cells(point.candidate, solution, work))
     return table
 
 
-def _footnotes(solution: Solution) -> list[str]:
-    """Return why, memory, and how sure all that is."""
+def _footnotes(solution: Solution, work: _Works) -> list[str]:
+    """Return why, memory, work, and how sure all that is."""
     lines = [f"why: {solution.why}", f"memory: {solution.memory_bytes / 1e6:.0f} MB of weights"]
+    made = work(solution.plan)
+    if made is not None:
+        rough = " (from numbers of parameters alone)" if made.approximate else ""
+        lines.append(
+            f"work: {made.flops_per_token / 1e9:.3g} GFLOP and {made.bytes_per_token / 1e6:.3g} MB moved per token, "
+            f"{made.intensity:.2g} FLOP per byte{rough}; x against autoregression"
+        )
     searched = "" if solution.exact else "; searched, not proved the optimum"
     lines.append(f"predicted by: {solution.predictor}{searched}")
     if solution.probability_within is not None and solution.resolution is not None:
