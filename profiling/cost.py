@@ -36,6 +36,7 @@ NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
 """Numbers of new tokens at which passes are timed."""
 
 _LOOKUP_DRAFT = 10
+_LEVER = 4  # how many times as far as costs are read behind the last context the others reach back
 _FAR, _MARKED = 5.0, 0.2  # an outlier is this many standard deviations and this share of the median away
 _DEVIATION = 1.4826  # standard deviations of a normal law per median absolute deviation
 _MEDIAN = 1.2533  # standard error of a median over that of a mean
@@ -61,21 +62,21 @@ def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int, *, most:
     max_new_tokens : int
     most : int, optional
         The longest context that leaves room for every pass; longer ones give way to it, as far as costs may be read
-        behind it.
+        behind it, and the shortest to a span that tells how costs grow.
 
     Examples
     --------
     >>> choose_contexts([40, 60, 80], 48)
     (40, 84, 128)
-    >>> choose_contexts([40, 60, 80], 48, most=110)
-    (40, 75, 110)
+    >>> choose_contexts([40, 60, 80], 48, most=120)
+    (40, 80, 120)
     >>> choose_contexts([40, 60, 80], 48, most=90)
-    (40, 72, 103)
+    (3, 53, 103)
     """
     shortest, longest = min(prompt_lengths), max(prompt_lengths) + max_new_tokens
     if most is not None:
-        longest = min(longest, max(most, ceil(longest / CONTEXT_SLACK)))
-        shortest = min(shortest, longest)
+        last = min(longest, max(most, ceil(longest / CONTEXT_SLACK)))
+        shortest, longest = max(1, min(shortest, last - _LEVER * (longest - last))), last
     return tuple(sorted({shortest, round((shortest + longest) / 2), longest}))
 
 

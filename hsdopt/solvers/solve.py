@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError
+from hsdopt.latency.expected import expected_latency
 from hsdopt.plan import Level, Plan
 from hsdopt.profiles import Profile
 from hsdopt.solvers.arrays import ProfileArrays, profile_arrays
@@ -17,7 +18,7 @@ from hsdopt.solvers.evaluate import Pool, ranked, reranked
 from hsdopt.solvers.limits import Limits, memory_bytes, read_limits
 from hsdopt.solvers.reasons import why
 from hsdopt.solvers.rows import proves_rows
-from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution, plan_words
+from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution, family_of, plan_words
 from hsdopt.solvers.uncertainty import Assessment, assess
 
 __all__ = ["FAMILIES", "solve"]
@@ -237,8 +238,9 @@ def _alone(
     for candidate in ordered:
         if candidate.plan == Level(profile.target):
             return candidate
-    free = Limits(1, None, None, (), ())
-    (alone,) = Pool(profile, free, context).add([Level(profile.target)])
+    plan = Level(profile.target)
+    estimate = expected_latency(plan, profile, context=context)
+    alone = Candidate(plan, family_of(plan), estimate.seconds_per_token, estimate)
     if rerank is None:
         return alone
     judged = reranked([alone], rerank)
