@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +52,19 @@ Dtype = Annotated[
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads.")]
 Contexts = Annotated[str | None, typer.Option("--contexts", help="Context lengths to time, such as 64,256,1024.")]
 Count = Annotated[int | None, typer.Option("--max-prompts", min=1, help="Use at most this many profiling prompts.")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Timings of every kind of pass.")]
+Repeats = Annotated[int | None, typer.Option("--repeats", min=1, help="Timings of every kind of pass (default 5).")]
+Precision = Annotated[
+    float | None,
+    typer.Option("--precision", help="Time further what is known less precisely than this, as a fraction: 0.02."),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", help="Measure what the choice of a plan needs, for at most so long: 90s, 3m, 1h."),
+]
+Confidence = Annotated[
+    float | None,
+    typer.Option("--confidence", help="With --budget: stop once a plan is within 2 % of the best this surely (0.95)."),
+]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted profile.")]
 Force = Annotated[bool, typer.Option("--force", help="Measure afresh, whatever is at -o, and replace it when done.")]
 Into = Annotated[
@@ -74,7 +88,10 @@ def profile(
     threads: Threads = None,
     contexts: Contexts = None,
     max_prompts: Count = None,
-    repeats: Repeats = 5,
+    repeats: Repeats = None,
+    precision: Precision = None,
+    budget: Budget = None,
+    confidence: Confidence = None,
     resume: Resume = False,
     force: Force = False,
     into: Into = None,
@@ -85,11 +102,15 @@ def profile(
 
     Every measurement is saved as soon as it is taken: stopped in the middle, the same command with --resume
     goes on. A finished profile is replaced with --force only, and not before the new one is complete.
+
+    With --budget measuring goes where the choice of a plan needs it, and stops as soon as one is known to be within
+    2 % of the best (or when time is up); what was decided, ruled out and left open is printed and kept.
     """
     chosen = aliases([*([] if target is None else [target]), *draft])
     loading = {"dtype": dtype, "trust_remote_code": trust_remote_code}
     if into is not None:
-        _refuse_with_into(target=target, max_prompts=max_prompts, contexts=contexts)
+        given = {"repeats": repeats, "precision": precision, "budget": budget, "confidence": confidence}
+        _refuse_with_into(target=target, max_prompts=max_prompts, contexts=contexts, **given)
         place = _Place(output_file(output_path or into), resume=resume, force=force)
         path = _extend(into, chosen, place, prompts=prompts, threads=threads, loading=loading)
     else:
@@ -100,7 +121,7 @@ def profile(
         asked = _Asked(
             _setting(temperature, top_p, top_k, max_new_tokens),
             whole_numbers(contexts, "contexts"),
-            repeats,
+            _effort(repeats, precision, budget, confidence),
             _workload(prompts, max_prompts),
         )
         path = _measure(chosen, asked, place, {**loading, "device": device, "threads": threads})
@@ -125,9 +146,13 @@ class _Place:
         if self.force and self.resume:
             raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
         if self.force:
-            self.journal.unlink(missing_ok=True)
-        elif self.path.exists() and not self.journal.exists():
+            self.journal.write_bytes(b"")  # from here on --resume means this measurement, not the finished one
+        elif self.path.exists() and not self._begun():
             raise ProfileError(f"{self.path} is there already; name another file with -o, or replace it with --force")
+
+    def _begun(self) -> bool:
+        """Whether there is something to continue: an empty journal was left by --force, and only --resume goes on."""
+        return self.journal.exists() and (self.resume or self.journal.stat().st_size > 0)
 
     def keep(self, measured: Profile) -> Path:
         """Save the profile; the journal goes only once that is done."""
@@ -137,12 +162,76 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
+class _Effort:
+    """How much is to be measured: so many timings, or what a decision needs within a budget of seconds."""
+
+    repeats: int = 5
+    precision: float | None = None
+    budget: float | None = None
+    confidence: float = 0.95
+
+    @classmethod
+    def of(cls, profiled: Profile) -> _Effort:
+        """Return the effort that a finished profile was measured with."""
+        stored = profiled.provenance
+        budget = stored.get("budget")
+        if budget is not None:
+            return cls(budget=budget["seconds"], confidence=budget["confidence"])
+        return cls(int(stored.get("repeats", 0)), stored.get("precision"))
+
+    def __str__(self) -> str:
+        """Return the options that ask for it."""
+        if self.budget is not None:
+            return f"--budget {self.budget:g}s --confidence {self.confidence:g}"
+        return f"--repeats {self.repeats}" + ("" if self.precision is None else f" --precision {self.precision:g}")
+
+
+def _effort(repeats: int | None, precision: float | None, budget: str | None, confidence: float | None) -> _Effort:
+    if budget is None:
+        if confidence is not None:
+            raise InvalidArgumentError("expected --budget with --confidence, such as --budget 3m; got none")
+        if precision is not None and not 0 < precision < 1:
+            raise InvalidArgumentError(f"expected --precision between 0 and 1, such as 0.02; got {precision:g}")
+        return _Effort(5 if repeats is None else repeats, precision)
+    for option, value in (("--repeats", repeats), ("--precision", precision)):
+        if value is not None:
+            raise InvalidArgumentError(f"expected no {option} with --budget, which settles how often passes are timed")
+    sure = 0.95 if confidence is None else confidence
+    if not 0.5 <= sure < 1:
+        raise InvalidArgumentError(f"expected --confidence of at least 0.5 and below 1, such as 0.95; got {sure:g}")
+    return _Effort(budget=seconds_of(budget), confidence=sure)
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str) -> float:
+    """Return a length of time in seconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a number above 0 with s, m or h, or several such.
+
+    Examples
+    --------
+    >>> seconds_of("3m"), seconds_of("90s"), seconds_of("1m30s"), seconds_of("45")
+    (180.0, 90.0, 90.0, 45.0)
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smh]?)", text.strip())
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text) or total <= 0:
+        raise InvalidArgumentError(f"expected --budget as a time above 0, such as 90s, 3m or 1h; got {text!r}")
+    return total
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """What is to be measured."""
 
     setting: Setting
     contexts: tuple[int, ...] | None
-    repeats: int
+    effort: _Effort
     workload: Workload
 
     def difference(self, profiled: Profile, sources: dict[str, str]) -> str | None:
@@ -155,7 +244,7 @@ class _Asked:
             ),
             "setting": (profiled.setting.model_dump(), self.setting.model_dump()),
             "workload": (stored.get("workload_sha256"), self.workload.sha256),
-            "repeats": (stored.get("repeats"), self.repeats),
+            "options": (str(_Effort.of(profiled)), str(self.effort)),
         }
         if self.contexts is not None:
             pairs["contexts"] = (stored.get("contexts"), sorted(set(self.contexts)))
@@ -182,7 +271,6 @@ def _workload(prompts: str, count: int | None) -> Workload:
 def _measure(chosen: dict[str, str], asked: _Asked, place: _Place, loading: dict[str, Any]) -> Path:
     """Measure a profile, or find it complete; return where it is."""
     with require_extra("runtime"):
-        from hsdopt.profiling import profile as measure
         from hsdopt.runtime import load_models
     sources = {name: absolute(source) for name, source in chosen.items()}
     if place.resume and place.path.exists() and not place.journal.exists():
@@ -195,19 +283,24 @@ def _measure(chosen: dict[str, str], asked: _Asked, place: _Place, loading: dict
     target, *drafters = sources
     models = load_models(sources, **loading)
     with resumable(place.journal), progress_bar() as report:
-        measured = measure(
-            target,
-            drafters,
-            asked.workload,
-            models=models,
-            journal=place.journal,
-            setting=asked.setting,
-            contexts=asked.contexts,
-            repeats=asked.repeats,
-            resume=place.resume,
-            progress=report,
-        )
+        options = {"models": models, "journal": place.journal, "resume": place.resume, "progress": report}
+        measured = _measured(target, drafters, asked, **options)
         return place.keep(measured)
+
+
+def _measured(target: str, drafters: list[str], asked: _Asked, **options: Any) -> Profile:  # noqa: ANN401 -- handed on
+    """Measure a profile, by the clock or by counts."""
+    from hsdopt.cli.predictions import replayer
+    from hsdopt.profiling import profile as measure
+    from hsdopt.profiling import profile_within
+
+    effort = asked.effort
+    options |= {"setting": asked.setting, "contexts": asked.contexts}
+    if effort.budget is None:
+        counts = {"repeats": effort.repeats, "precision": effort.precision}
+        return measure(target, drafters, asked.workload, **counts, **options)
+    limits = {"budget": effort.budget, "confidence": effort.confidence, "predictor": replayer}
+    return profile_within(target, drafters, asked.workload, **limits, **options)
 
 
 def _refuse_with_into(**given: object) -> None:
@@ -264,7 +357,8 @@ def _show(path: Path, *, as_json: bool) -> None:
     profiled = load_profile(path)
     rows = [_row(profiled, name) for name in (profiled.target, *profiled.drafters)]
     if as_json:
-        print_json({"profile": str(path), "models": rows})
+        budget = profiled.provenance.get("budget")
+        print_json({"profile": str(path), "models": rows} | ({} if budget is None else {"budget": budget}))
         return
     table = new_table("model", "c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB")
     for row in rows:
@@ -273,6 +367,27 @@ def _show(path: Path, *, as_json: bool) -> None:
         table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.3g}")
     typer.echo(f"{path}: ms per pass of n tokens, c(n), and acceptance by {profiled.target}")
     output().print(table)
+    if "budget" in profiled.provenance:
+        for line in _decision(profiled.provenance["budget"]):
+            output().print(line, soft_wrap=True)
+
+
+def _decision(said: dict[str, Any]) -> Iterator[str]:
+    """Yield what a run under a budget decided, and what it left open."""
+    read = f"{said['spent']:.0f} of {said['seconds']:.0f} s, {said['prompts']} of {said['of']} prompts"
+    speed = f"{milliseconds(said['seconds_per_token'])} ms per token, {said['speedup']:.2f}x"
+    within = f"within {said['within']:.0%} of the best"
+    if said["resolved"]:
+        yield f"pick: {said['pick']}, {speed}; {within} with {said['confidence']:.0%} confidence ({read})"
+    else:
+        yield f"not settled ({read}): {said['pick']} leads, {speed}"
+        yield f"  {within} with {said['probability']:.0%}, not the {said['confidence']:.0%} asked for"
+    for rival in said["unresolved"][:3]:
+        yield f"  still open: {rival}"
+    if said["needed"]:
+        yield f"  it would take {said['needed']}"
+    for name, reason in said["dropped"].items():
+        yield f"  out: {name} ({reason})"
 
 
 def _row(profiled: Profile, name: str) -> dict[str, Any]:
