@@ -114,6 +114,8 @@ def quality(
     with require_extra("quality"):
         from hsdopt.profiling.quality import MEASURES
     check_choice(measure, "--measure", MEASURES)
+    if force and resume:
+        raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
     stored = load_profile(profile)
     profiled = _with_setting(stored, max_new_tokens, temperature, top_p)
     require_sources(profiled)
@@ -190,8 +192,6 @@ class _Place:
     @contextmanager
     def replacing(self, *, force: bool) -> Iterator[None]:
         """Refuse to replace a finished report unless told; an empty journal, made first, says that it is being done."""
-        if force and self.resume:
-            raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
         if self.report.exists() and not self.runs.exists() and not force:
             raise HsdoptError(
                 f"{self.folder} holds finished results; name another folder with -o, or replace them with --force"
@@ -527,7 +527,7 @@ def _write(report: dict[str, Any], place: _Place) -> None:
 
 def _show(report: Mapping[str, Any], folder: Path, *, predicted: bool) -> None:
     """Print the plans, fastest first, the verdicts, and where the rest is."""
-    typer.echo("time per token, that of the target alone = 1; bild(small model, fallback, rollback)")
+    typer.echo("time per token, the target alone = 1; bild(small model, fallback, rollback)")
     output().print(_table(report))
     if predicted:
         output().print(_predictions(report))
