@@ -12,7 +12,9 @@ rollbacks="${6:-1.5,3,6}"
 mkdir -p "$out"
 
 "$bin/hsdopt" models fetch
-"$bin/hsdopt" profile --target smollm2 --draft smollm2-int4 --draft smollm2-skip3 --prompts mixed \
-    --max-prompts "$prompts" --max-new-tokens "$tokens" --repeats 2 --resume -o "$out/profile.json"
+if [ ! -e "$out/profile.json" ]; then
+    "$bin/hsdopt" profile --target smollm2 --draft smollm2-int4 --draft smollm2-skip3 --prompts mixed \
+        --max-prompts "$prompts" --max-new-tokens "$tokens" --repeats 2 --resume -o "$out/profile.json"
+fi
 "$bin/hsdopt" quality "$out/profile.json" --small smollm2-skip3 --small smollm2-int4 \
     --fallback "$fallbacks" --rollback "$rollbacks" --max-prompts "$prompts" --predicted --resume -o "$out"
