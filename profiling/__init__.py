@@ -13,6 +13,7 @@ from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
 
 if TYPE_CHECKING:
     from hsdopt.profiling.baselines import Baselines, TransformersBaseline, transformers_baselines
+    from hsdopt.profiling.budget import profile_within
     from hsdopt.profiling.control import ControlCosts
     from hsdopt.profiling.drift import Drift, recheck
     from hsdopt.profiling.extend import add_drafters
@@ -38,6 +39,7 @@ __all__ = [
     "load_workload",
     "measure_plans",
     "profile",
+    "profile_within",
     "recheck",
     "render",
     "render_prompts",
@@ -60,6 +62,7 @@ _HOMES = {
     "check_room": "hsdopt.profiling.measure",
     "measure_plans": "hsdopt.profiling.validate",
     "profile": "hsdopt.profiling.measure",
+    "profile_within": "hsdopt.profiling.budget",
     "recheck": "hsdopt.profiling.drift",
     "render_prompts": "hsdopt.profiling.measure",
     "score": "hsdopt.profiling.quality",

@@ -38,7 +38,7 @@ WITHIN = 0.02
 """A pick is good enough if it takes at most this fraction more time than the best plan."""
 
 _LEADING = 10  # plans compared at a look
-_PER_SET = 2  # of any set of models among them
+_PER_SET = 3  # of any set of models among them
 _REPLICATES = 100
 _DRAWS = 20_000
 _GAP = 0.005  # share of a plan's time that may hang on how a curve is read between measured pass sizes

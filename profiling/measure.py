@@ -379,13 +379,13 @@ def time_passes(
         report("pass costs", len(records), total)
     if precision is not None:
         timer = PassTimer(networks, longest=max(contexts) + max(tokens), **options)
-        for record in _sharpened(records, timer, precision):
+        for record in sharpened(records, timer, precision):
             journal.add(cost=asdict(record))
             report("pass costs", len(records), max(total, len(records)))
     return records
 
 
-def _sharpened(records: list[CostRecord], timer: PassTimer, precision: float) -> Iterator[CostRecord]:
+def sharpened(records: list[CostRecord], timer: PassTimer, precision: float) -> Iterator[CostRecord]:
     """Add to `records`, and yield, further timings of what is not known to `precision` yet."""
     cells: dict[Cell, list[float]] = {}
     for record in records:

@@ -71,7 +71,7 @@ def test_a_finished_profile_is_kept(stack: Path, finished: Path) -> None:
     assert "complete already" in done.stderr
     assert [row["model"] for row in json.loads(done.stdout)["models"]] == ["big", "small", "cut", "lookup"]
     other = refused(*profile_arguments(stack, finished, "--resume", "--repeats", "3"))
-    assert "its repeats are 2, not 3" in other
+    assert "its options are --repeats 2, not --repeats 3" in other
     assert finished.read_bytes() == before
 
 
