@@ -98,7 +98,7 @@ def test_baselines_stand_beside_the_plans(profile: Path, tmp_path: Path) -> None
 def test_a_sampled_profile(profile: Path, tmp_path: Path) -> None:
     sampled = tmp_path / "profile.json"
     call(*profile_arguments(profile.parent, sampled, "--temperature", "1"))
-    call("validate", sampled, "--repeats", "2", "--no-baselines", "-o", tmp_path / "report")
+    call("validate", sampled, "--repeats", "1", "--no-baselines", "-o", tmp_path / "report")
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     page = (tmp_path / "report" / "report.html").read_text()
     assert len(report["plans"]) >= 12
@@ -108,7 +108,7 @@ def test_a_sampled_profile(profile: Path, tmp_path: Path) -> None:
     assert report["baselines"] == []
     found = report["distribution"]
     assert found["plan"] == report["summary"]["chosen"]
-    assert (len(found["measured"]), len(found["predicted"]["trace replay"])) == (4, 32)
+    assert (len(found["measured"]), len(found["predicted"]["trace replay"])) == (2, 32)
     assert (tmp_path / "report" / "run-distribution.csv").exists()
 
 

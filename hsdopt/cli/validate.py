@@ -95,6 +95,8 @@ def validate(
     """
     with require_extra("all"):
         from hsdopt.profiling.hardware import require_same_device, use_threads
+    if force and resume:
+        raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
     profiled = load_profile(profile)
     if max_new_tokens is not None:
         profiled = replace(profiled, setting=profiled.setting.model_copy(update={"max_new_tokens": max_new_tokens}))
@@ -208,8 +210,6 @@ class _Place:
         From here on --resume takes the report as unfinished: an empty journal of traces, which is made first and
         emptied last, says so however early a kill comes. It goes again if nothing was measured after all.
         """
-        if force and self.resume:
-            raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
         if not force:
             if self.report.exists() and not self.traces.exists():
                 raise HsdoptError(
