@@ -170,7 +170,9 @@ def restored(network: PreTrainedModel, note: Mapping[str, Any], load: Callable[[
     if shared.get("left_out"):
         _take(network, load(shared["source"]), shared["tensors"], shared["source"])
     if "head_tokens" in note:
-        shrink_head(network, note["head_tokens"]).get_output_embeddings().forget()
+        head = shrink_head(network, note["head_tokens"]).get_output_embeddings()
+        if head.whole.weight is not network.get_input_embeddings().weight:
+            head.forget()
     return network
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hsdopt.errors import InvalidArgumentError
+from hsdopt.errors import InvalidArgumentError, ModelError
 from hsdopt.runtime.calibration import Batch
 from hsdopt.runtime.early_exit import first_layers
 from hsdopt.runtime.quantised import decoder_layers, without_layers
@@ -36,6 +36,7 @@ __all__ = [
     "joint_exits",
     "scored",
     "shrink_head",
+    "whole_head",
 ]
 
 FULL = "full"
@@ -70,7 +71,17 @@ class SubsetHead(nn.Module):
 
     @property
     def whole(self) -> nn.Linear:
-        """The head that it was cut from."""
+        """The head that it was cut from.
+
+        Raises
+        ------
+        ModelError
+            If it was let go of.
+        """
+        if not self._whole:
+            raise ModelError(
+                "expected a drafter whose head is whole or its embeddings'; got a small one: start from another"
+            )
         return self._whole[0]
 
     def forget(self) -> None:
@@ -93,6 +104,20 @@ def shrink_head(network: PreTrainedModel, ids: Sequence[int]) -> PreTrainedModel
     head = network.get_output_embeddings()
     rows = torch.tensor(sorted(ids), device=head.weight.device)
     network.set_output_embeddings(SubsetHead(head, rows))
+    return network
+
+
+def whole_head(network: PreTrainedModel) -> PreTrainedModel:
+    """Give `network` its whole head back, in place, if it has a small one; return it.
+
+    Raises
+    ------
+    ModelError
+        If the whole head was let go of.
+    """
+    head = network.get_output_embeddings()
+    if isinstance(head, SubsetHead):
+        network.set_output_embeddings(head.whole)
     return network
 
 

@@ -245,6 +245,14 @@ class _Place:
         if self.force:
             shutil.rmtree(self.partial, ignore_errors=True)
         output_folder(self.partial)
+        if self._untouched():
+            self.journal.unlink(missing_ok=True)
+
+    def _untouched(self) -> bool:
+        """Whether a run before this one left options and nothing else, as after a mistake in them."""
+        if not self.journal.exists() or any(self.partial.glob("checkpoint-*")):
+            return False
+        return self.journal.read_bytes().count(b"\n") <= 1
 
     def settle(self, made: Path) -> None:
         """Put the finished folder in its place; the checkpoints go only once that is done."""
@@ -281,7 +289,7 @@ def _align(
     models = load_models(sources, **loading)
     dtype = models["target"].dtype
     for model in models.values():
-        _in_full(model)
+        _prepare(model)
     with resumable(place.journal), progress_bar() as report:
         examples = _calibrate(request, place, workload, models["target"], report)
         examples_, held_out = split(examples, share=request.holdout, seed=request.recipe.seed)
@@ -293,11 +301,19 @@ def _align(
         return saved.write(students, dtype, examples_)
 
 
-def _in_full(model: Model) -> None:
-    """Let half-precision weights be trained in float32; a GPU still computes in bfloat16."""
+def _prepare(model: Model) -> None:
+    """Give a network its whole head, and let half-precision weights be trained in float32.
+
+    A GPU still computes in bfloat16.
+    """
     import torch
 
-    if model.network is not None and model.dtype in (torch.bfloat16, torch.float16):
+    from hsdopt.runtime.students import whole_head
+
+    if model.network is None:
+        raise InvalidArgumentError(f"expected a network to align; {model.source} only proposes")
+    whole_head(model.network)
+    if model.dtype in (torch.bfloat16, torch.float16):
         model.network.float()
 
 
