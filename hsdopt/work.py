@@ -338,7 +338,10 @@ def roofline(
         for model, curve in profile.costs.items()
     }
     words = f"roofline of {name}: {flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, "
-    said = {"estimate": words + f"{fixed:.4g} s besides per pass; not measured", "device": f"estimate: {name}"}
+    said = {
+        "estimate": words + f"{fixed:.4g} s besides per pass, weights as profiled; not measured, a lower bound",
+        "device": f"estimate: {name}",
+    }
     return replace(profile, costs=costs, samples={}, overhead={}, provenance={**profile.provenance, **said}, _laws={})
 
 

@@ -276,7 +276,8 @@ def test_an_estimate_says_so_and_is_not_saved(tmp_path: Path) -> None:
     estimate = roofline(profile, flops_per_second=312e12, bytes_per_second=2.039e12, name="A100")
     assert estimate_of(profile) is None
     assert (
-        estimate_of(estimate) == "roofline of A100: 3.12e+14 FLOP/s, 2.039e+12 B/s, 0 s besides per pass; not measured"
+        estimate_of(estimate) == "roofline of A100: 3.12e+14 FLOP/s, 2.039e+12 B/s, 0 s besides per pass, weights "
+    words += "as profiled; not measured, a lower bound"
     )
     with pytest.raises(ProfileError, match="expected a measured profile to save"):
         estimate.save(tmp_path / "profile.json")
