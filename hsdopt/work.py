@@ -337,11 +337,9 @@ def roofline(
         model: curve if model == LOOKUP else _curve(curve, partial(seconds, _info(profile, model)))
         for model, curve in profile.costs.items()
     }
-    words = f"roofline of {name}: {flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, "
-    said = {
-        "estimate": words + f"{fixed:.4g} s besides per pass, weights as profiled; not measured, a lower bound",
-        "device": f"estimate: {name}",
-    }
+    rates = f"{flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, {fixed:.4g} s besides per pass"
+    words = f"roofline of {name}: {rates}, weights as profiled; not measured, a lower bound"
+    said = {"estimate": words, "device": f"estimate: {name}"}
     return replace(profile, costs=costs, samples={}, overhead={}, provenance={**profile.provenance, **said}, _laws={})
 
 

@@ -275,10 +275,8 @@ def test_an_estimate_says_so_and_is_not_saved(tmp_path: Path) -> None:
     profile = given_by_hand()
     estimate = roofline(profile, flops_per_second=312e12, bytes_per_second=2.039e12, name="A100")
     assert estimate_of(profile) is None
-    assert (
-        estimate_of(estimate) == "roofline of A100: 3.12e+14 FLOP/s, 2.039e+12 B/s, 0 s besides per pass, weights "
-    words += "as profiled; not measured, a lower bound"
-    )
+    rates = "roofline of A100: 3.12e+14 FLOP/s, 2.039e+12 B/s, 0 s besides per pass"
+    assert estimate_of(estimate) == f"{rates}, weights as profiled; not measured, a lower bound"
     with pytest.raises(ProfileError, match="expected a measured profile to save"):
         estimate.save(tmp_path / "profile.json")
     for name, value in (("flops_per_second", 0.0), ("bytes_per_second", -1.0), ("overhead_seconds", -1.0)):
