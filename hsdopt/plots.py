@@ -274,7 +274,7 @@ def prediction_errors(report: Report, *, ax: Axes | None = None) -> Axes:
     axes.set_yticks(range(len(rows)), [f"{name}\n{kind}" for kind, name, _ in reversed(rows)], fontsize=_SMALL)
     axes.set(ylim=(-0.6, len(rows) - 0.4), xlabel="predicted / measured - 1, per cent")
     axes.grid(visible=False, axis="y")
-    axes.set_title("Errors by predictor, and their median size")
+    axes.set_title("Errors by predictor")
     _keep(axes, [_error_entry(kind, name, plan, e) for kind, name, errors in rows for plan, e in errors.items()])
     return axes
 

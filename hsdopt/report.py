@@ -133,7 +133,7 @@ def html_page(
     images : mapping of str to bytes, optional
         SVG files by figure name, in reading order.
     quality : mapping, optional
-        As in quality.json, which `hsdopt quality` writes: its first list of records is shown as a table.
+        As in quality.json, which `hsdopt quality` writes; shown as a table.
     """
     parts = [
         _answer(report),
@@ -402,33 +402,46 @@ def _against(summary: Row) -> str:
 
 
 def _read_quality(path: Path) -> dict[str, Any] | None:
-    """Return what quality.json says; None if there is none that can be read."""
+    """Return what quality.json says; None if there is none, or it is not as `hsdopt quality` writes it."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) else None
+    return value if isinstance(value, dict) and value.get("format") == "hsdopt-quality" else None
 
 
 def _quality(quality: Mapping[str, Any] | None) -> str:
-    """Return the records of quality.json as a table, one column per figure or text."""
-    lists = (value for value in (quality or {}).values() if isinstance(value, list) and value)
-    records = next((found for found in lists if all(isinstance(record, Mapping) for record in found)), [])
-    columns = [name for name, value in (records[0] if records else {}).items() if isinstance(value, str | int | float)]
-    if not columns:
+    """Return what speed costs in quality, plan by plan."""
+    if quality is None:
         return ""
-    cells = [[_quality_cell(record.get(name)) for name in columns] for record in records]
+    head = [
+        "Plan",
+        "Time per token,<br>target = 1",
+        "Tokens unlike<br>the target's",
+        "Outputs equal<br>to the target's",
+    ]
+    head += [f"{escape(quality['measure'])} against<br>{against}" for against in ("the target", "the references")]
+    cells = [_quality_cells(row, quality["measure"].replace("-", "_")) for row in quality["plans"]]
     rows = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells]
     text = (
-        "<p>How near the outputs of lossy plans are to the target's own, as <code>hsdopt quality</code> measured.</p>"
+        "<p>How near the outputs of each plan come to the target's own, and to right answers where the prompts have "
+        "them, as <code>hsdopt quality</code> measured. Marked are the plans that no other beats in both time and "
+        "quality.</p>"
     )
-    return f"<h2>Quality</h2>{text}" + _table([escape(name.replace("_", " ")) for name in columns], rows)
+    return f"<h2>Speed against quality</h2>{text}" + _table(head, rows)
 
 
-def _quality_cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return "-" if value is None else escape(str(value))
+def _quality_cells(row: Row, measure: str) -> list[str]:
+    own, reference = (row[against] or {} for against in ("own", "reference"))
+    badge = ' <span class="badge">undominated</span>' if row["undominated"] else ""
+    return [
+        f"{_code(row['name'])}<small>{escape(row['family'])}{badge}</small>",
+        _number(row["time"], "{:.2f}") + _range(row["time_interval"], 1, 2),
+        _number(row["deviation"], "{:.1%}"),
+        _number(own.get("exact"), "{:.0%}"),
+        _number(own.get(measure), "{:.1f}"),
+        _number(reference.get(measure), "{:.1f}"),
+    ]
 
 
 def _figures(images: Mapping[str, bytes]) -> str:

@@ -124,8 +124,7 @@ def test_what_users_name_is_escaped() -> None:
     report["summary"]["predictor"] = report["predictors"][0]["predictor"] = evil
     report["plans"][0]["family"] = evil
     report["baselines"][0]["plan"] = evil
-    quality = {"points": [{evil: 1.0, "plan": evil}]}
-    page = Page(html_page(report, {evil: b"<svg/>"}, quality=quality))
+    page = Page(html_page(report, {evil: b"<svg/>"}, quality=quality_of(evil)))
     assert "script" not in page.seen
     assert page.text.count(evil) >= 14
 
@@ -196,15 +195,23 @@ def test_coverage_comes_with_the_width() -> None:
 
 def test_quality_is_shown_where_it_was_measured(tmp_path: Path) -> None:
     report = comparison().to_report()
-    assert "Quality" not in text_of(report)
-    rows = [{"plan": "bild(t, d)", "rouge_l": 97.25, "nested": {"x": 1}}, {"plan": "t", "rouge_l": None}]
-    (tmp_path / "quality.json").write_text(json.dumps({"format": "q", "points": rows}), encoding="utf-8")
+    assert "Speed against quality" not in text_of(report)
+    (tmp_path / "quality.json").write_text(json.dumps(quality_of("bild(t, d)")), encoding="utf-8")
     page = Page(write_report(report, {}, tmp_path).html.read_text(encoding="utf-8"))
-    assert "rouge l" in page.text
-    assert "97.25" in page.text
-    assert "nested" not in page.text
-    (tmp_path / "quality.json").write_text("{", encoding="utf-8")
-    assert "rouge l" not in write_report(report, {}, tmp_path).html.read_text(encoding="utf-8")
+    said = " ".join(page.text.split())
+    assert "rouge-l against" in said
+    assert "bild(t, d)bild undominated0.500.40 to 0.6012.5 %25 %97.2-" in said
+    for text in ("{", json.dumps({"plans": []})):
+        (tmp_path / "quality.json").write_text(text, encoding="utf-8")
+        assert "rouge-l" not in write_report(report, {}, tmp_path).html.read_text(encoding="utf-8")
+
+
+def quality_of(name: str) -> dict[str, Any]:
+    """Return a quality.json of one plan."""
+    own = {"bleu": 90.0, "rouge_l": 97.25, "exact": 0.25}
+    row = {"name": name, "family": "bild", "time": 0.5, "time_interval": [0.4, 0.6], "deviation": 0.125}
+    rows = [row | {"own": own, "reference": None, "undominated": True}]
+    return {"format": "hsdopt-quality", "measure": "rouge-l", "plans": rows}
 
 
 def test_reports_of_older_versions_are_shown() -> None:
