@@ -575,9 +575,9 @@ def _legend(report: Mapping[str, Any]) -> Iterator[str]:
     own = "the target's output, drawn apart" if report["sampled"] else "the target's output"
     yield f"drafted: tokens that are not the target's own; same (tokens), BLEU, ROUGE-L: against {own}"
     if known:
-        yield f"ref.: {_NAMES[report['measure']]} against the references of {known} of {count} prompts"
+        yield f"ref.: {_NAMES[report['measure']]} against references, for prompts that have one ({known} of {count})"
     if count < _FEW:
-        yield f"{count} prompts show little about quality: use more before choosing by it"
+        yield f"so few prompts ({count}) show little about quality: use more before choosing by it"
 
 
 def _verdict_lines(report: Mapping[str, Any]) -> Iterator[str]:
