@@ -102,6 +102,7 @@ def with_exits(network: PreTrainedModel) -> PreTrainedModel:
     """
     if network.config.is_encoder_decoder:
         raise _unfit(network, "is an encoder-decoder")
+    croppable_cache(network, type(network).__name__)  # refuses caches that cannot be cropped
     made = without_layers(network, ())
     for index, layer in enumerate(layer_list(made)):
         # an attribute rather than a wrapper: names of weights, and what networks read from their layers, stay
@@ -128,6 +129,8 @@ class CalmSession(Session):
 
     Attributes
     ----------
+    layers : int
+        How many layers the network has.
     layers_used : list of int
         How many layers every token fed after the prompt ran through, in the order of feeding; like `passes`, it
         grows as long as the session lives.
@@ -147,7 +150,7 @@ class CalmSession(Session):
         super().__init__(network, name=name, vocab_size=vocab_size, max_positions=max_positions)
         self.confidence = confidence
         self.layers_used: list[int] = []
-        self._last = decoder_layers(network)
+        self.layers = decoder_layers(network)
 
     @property
     def mean_layers(self) -> float:
@@ -174,7 +177,7 @@ class CalmSession(Session):
 
     def _is_sure(self, layers: int, given: torch.Tensor, output: torch.Tensor) -> bool:
         """Whether a token needs no more layers behind one that made `output` of `given`, [1, 1, width] both."""
-        if layers == self._last:
+        if layers == self.layers:
             return False
         measure = self._gap if self.confidence.measure == "softmax" else _similarity
         return measure(given, output) >= self.confidence.threshold

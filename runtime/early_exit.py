@@ -69,6 +69,8 @@ def shared_sessions(full: Model, early: Model) -> dict[str, Session]:
 def _is_exit(full: Model, early: Model) -> bool:
     if full.network is None or early.network is None or full.start is not None or early.start is not None:
         return False
+    if full.confidence is not None or early.confidence is not None:
+        return False
     if decoder_layers(early.network) >= decoder_layers(full.network):
         return False
     places = {name: weight.data_ptr() for name, weight in full.network.named_parameters()}

@@ -55,7 +55,8 @@ class EncoderDecoderSession(Session):
         self.passes.append(Pass(len(prompt), 0, perf_counter() - started, prefill=True, encoder=True))
 
     def _empty_cache(self) -> EncoderDecoderCache:
-        own = growing_cache(self._network, self._network.get_decoder().config, self.name)
+        config, compact = self._network.get_decoder().config, self._compiled is not None
+        own = growing_cache(self._network, config, self.name, compact=compact)
         return EncoderDecoderCache(own, DynamicCache())
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hsdopt.errors import ModelError, VocabularyError
 from hsdopt.runtime.calm import CalmSession, Confidence
 from hsdopt.runtime.encoder_decoder import EncoderDecoderSession, PromptedLookup, start_ids
 from hsdopt.runtime.lookup import Bigrams, Lookup, LookupSession
-from hsdopt.runtime.session import Session, max_positions
+from hsdopt.runtime.session import Session, compiled_network, input_device, max_positions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -52,6 +51,8 @@ class Model:
         The ids that the decoder of an encoder-decoder network starts from; None if the prompt is the start.
     confidence : Confidence or None
         When tokens leave the layers of a network made with `with_exits`; None for those that always run them all.
+    compiled : callable or None
+        The network as `torch.compile` made it (see `with_compiler`), which sessions then run.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Model:
     lookup: Lookup | None = None
     start: tuple[int, ...] | None = None
     confidence: Confidence | None = None
+    compiled: Callable[..., Any] | None = None
 
     @classmethod
     def of(
@@ -142,6 +144,16 @@ class Model:
             raise ModelError(f"expected a lookup drafter to take bigrams; {self.name} is a network")
         return replace(self, lookup=replace(self.lookup, bigrams=bigrams))
 
+    def with_compiler(self) -> Model:
+        """Return this model with a network that `torch.compile` makes faster in the first passes.
+
+        A lookup drafter, and a network with confidence exits, whose way through the layers depends on the data, come
+        back as they are.
+        """
+        if self.network is None or self.confidence is not None:
+            return self
+        return replace(self, compiled=compiled_network(self.network))
+
     @property
     def dtype(self) -> torch.dtype | None:
         """The type of the network's weights."""
@@ -149,8 +161,8 @@ class Model:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the network's weights are."""
-        return None if self.network is None else self.network.device
+        """Where ids go and logits come from: the network's device, or one of those that it is spread over."""
+        return None if self.network is None else input_device(self.network)
 
     def opening(self, prompt: Sequence[int]) -> list[int]:
         """Return the ids that the sequence starts with: the prompt's, or the decoder's start."""
@@ -172,19 +184,24 @@ class Model:
         """
         if self.network is None:
             raise ModelError(f"expected a network to score tokens; {self.name} is a lookup drafter")
-        kind = Session if self.start is None else EncoderDecoderSession
+        options: dict[str, Any] = {
+            "name": self.name,
+            "vocab_size": self.vocab_size,
+            "max_positions": self.max_positions,
+        }
         if self.confidence is not None:
-            kind = partial(CalmSession, confidence=self.confidence)
-        return kind(self.network, name=self.name, vocab_size=self.vocab_size, max_positions=self.max_positions)
+            return CalmSession(self.network, confidence=self.confidence, **options)
+        kind = Session if self.start is None else EncoderDecoderSession
+        return kind(self.network, compiled=self.compiled, **options)
 
 
 def tensor_bytes(networks: Iterable[torch.nn.Module]) -> int:
-    """Return the bytes of the weights of all `networks` together; a tensor that several share counts once."""
+    """Return the bytes of the weights of all `networks` in memory; a tensor that several share counts once."""
     storages = {
         storage.data_ptr(): storage.nbytes()
         for network in networks
         for tensor in (*network.parameters(), *network.buffers())
-        if (storage := tensor.untyped_storage()).nbytes()
+        if tensor.device.type != "meta" and (storage := tensor.untyped_storage()).nbytes()
     }
     return sum(storages.values())
 

@@ -48,6 +48,8 @@ def load_models(
     dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None = None,
     threads: int | None = None,
     trust_remote_code: bool = False,
+    device_map: str | Mapping[str, str | int] | None = None,
+    compile: bool = False,  # noqa: A002 -- torch's own word
 ) -> dict[str, Model]:
     """Load models that share one vocabulary, under the names that plans use.
 
@@ -67,6 +69,13 @@ def load_models(
         Threads for PyTorch's operations, for the whole process.
     trust_remote_code : bool
         Whether code that comes with a model may run.
+    device_map : str or mapping of str to str or int, optional
+        For a target that is larger than one device: ``"auto"``, or where each part of it goes, as transformers takes
+        it (``{"model.embed_tokens": 0, "model.layers.0": 0, ..., "lm_head": "cpu"}``; "disk" is a place too). The
+        target, and drafters that are recipes over it, are then spread so; `device` is where the others go.
+    compile : bool
+        Whether networks run through `torch.compile`: the first passes take a minute or more, later ones less time.
+        Networks with confidence exits run as they are.
 
     Returns
     -------
@@ -79,53 +88,64 @@ def load_models(
         If a source cannot be found or read, or does not fit in memory. Its subclasses say that a cache cannot be
         cropped (`CacheError`) or that vocabularies differ (`VocabularyError`).
     InvalidArgumentError
-        If two models have one name, or there is none.
+        If two models have one name, or there is none, or both `device_map` and `compile` are given.
     """
     lookup = Lookup()
     if isinstance(names, Profile):
         dtype = {name: info.dtype for name, info in names.models.items() if info.dtype} if dtype is None else dtype
         lookup = _lookup_of(names)
         names = _sources(names)
+    if device_map is not None and compile:
+        raise InvalidArgumentError("expected device_map or compile, not both: hooks between devices do not compile")
     sources = _named(names)
     if threads is not None:
         torch.set_num_threads(threads)
-    loaders = _Loaders(device, dtype, trust_remote_code=trust_remote_code)
     networks = [name for name, source in sources.items() if source != "lookup"]
     if not networks:
         raise InvalidArgumentError("expected a model with weights beside the lookup drafter; got none")
+    spread = None if device_map is None else _base(sources[networks[0]])
+    loaders = _Loaders(device, dtype, trust_remote_code=trust_remote_code, device_map=device_map, spread=spread)
     loaders.check_memory({name: sources[name] for name in networks})
-    loaded = {name: loaders.of(name).load(name, sources[name]) for name in networks}
+    loaded = {name: loaders.of(name, sources[name]).load(name, sources[name]) for name in networks}
     target = loaded[networks[0]]
     for drafter in list(loaded.values())[1:]:
         check_vocabulary(target, drafter)
         _share(target, drafter)
+    if compile:
+        loaded = {name: model.with_compiler() for name, model in loaded.items()}
     return {name: loaded.get(name) or Model.of_lookup(lookup, target, name=name) for name in sources}
 
 
 @dataclass
 class _Loaders:
-    """One loader per device and type."""
+    """One loader per device and type; one more for the source `spread`, which goes where `device_map` says."""
 
     device: str | Mapping[str, str]
     dtype: str | torch.dtype | Mapping[str, str | torch.dtype] | None
     trust_remote_code: bool = field(kw_only=True)
-    made: dict[tuple[torch.device, torch.dtype | None], _Loader] = field(default_factory=dict)
+    device_map: str | Mapping[str, str | int] | None = None
+    spread: str | None = None
+    made: dict[tuple[torch.device | None, torch.dtype | None], _Loader] = field(default_factory=dict)
 
-    def of(self, name: str) -> _Loader:
+    def of(self, name: str, source: str) -> _Loader:
         """Return the loader for the model called `name`."""
         device = self.device if isinstance(self.device, str) else self.device.get(name, "cpu")
         dtype = self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
-        key = (_device(device), _dtype(dtype))
+        spread = self.spread is not None and _base(source) == self.spread
+        key = (None if spread else _device(device), _dtype(dtype))
         if key not in self.made:
-            self.made[key] = _Loader(*key, trust_remote_code=self.trust_remote_code)
+            device_map = self.device_map if spread else None
+            self.made[key] = _Loader(*key, device_map=device_map, trust_remote_code=self.trust_remote_code)
         return self.made[key]
 
     def check_memory(self, sources: Mapping[str, str]) -> None:
         """Raise ModelError if the weights behind all `sources`, by name, do not fit together; nothing is loaded yet."""
         needs: dict[torch.device, dict[tuple[int, str], int]] = {}
         for name, source in sources.items():
-            loader, base = self.of(name), _base(source)
-            needs.setdefault(loader.device, {})[id(loader), base] = loader.need(base)
+            loader, base = self.of(name, source), _base(source)
+            need = loader.need(base)
+            if loader.device is not None:  # what is spread takes what it finds
+                needs.setdefault(loader.device, {})[id(loader), base] = need
         for device, by_source in needs.items():
             _require_free(device, sum(by_source.values()), " and ".join(base for _, base in by_source))
 
@@ -134,9 +154,10 @@ class _Loaders:
 class _Loader:
     """Loads sources one by one, and every source once: recipes share the weights of what they start from."""
 
-    device: torch.device
+    device: torch.device | None
     dtype: torch.dtype | None
     trust_remote_code: bool = field(kw_only=True)
+    device_map: str | Mapping[str, str | int] | None = field(kw_only=True)
     bases: dict[str, Model] = field(default_factory=dict)
 
     def need(self, source: str) -> int:
@@ -145,9 +166,11 @@ class _Loader:
         Raises
         ------
         ModelError
-            If there are no weights that can be read.
+            If there are no weights that can be read, or they are of a kind that cannot be spread over devices.
         """
         folder, gguf = self._locate(source)
+        if self.device_map is not None and gguf is not None:
+            raise ModelError(f"expected a folder or a hub id to spread over devices; got {source}: convert it first")
         _check_weights(source, folder, gguf)
         return _stored_bytes(folder if gguf is None else folder / gguf, self.dtype, gguf, code=self.trust_remote_code)
 
@@ -160,8 +183,7 @@ class _Loader:
 
     def _derive(self, name: str, recipe: re.Match[str]) -> Model:
         base = self.load(name, recipe["base"])
-        if base.confidence is not None:
-            raise InvalidArgumentError(f"expected calm: before every other recipe; got {recipe[0]}")
+        _check_base(base, recipe)
         if recipe["calm"] is not None:
             return _exiting(base, Confidence.parse(recipe["calm"]), name)
         if recipe["layers"] is not None:
@@ -190,13 +212,15 @@ class _Loader:
         options: dict[str, object] = {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
         if gguf is not None:
             options["gguf_file"] = gguf
+        placed = {} if self.device_map is None else {"device_map": _plain(self.device_map)}
         dtype = self.dtype or (torch.float32 if gguf else "auto")
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         kind = AutoModelForCausalLM if gguf or not _encodes(folder, options) else AutoModelForSeq2SeqLM
-        network = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **options)
+        network = kind.from_pretrained(folder, dtype=dtype, use_safetensors=True, **placed, **options)
         if gguf is not None:
             network = builtin.unquantised(network)
-        return network.to(self.device).eval().requires_grad_(requires_grad=False), tokenizer
+        network = network if self.device is None else network.to(self.device)
+        return network.eval().requires_grad_(requires_grad=False), tokenizer
 
     def _locate(self, source: str) -> tuple[Path, str | None]:
         """Folder, and the GGUF file in it if the source is one."""
@@ -247,6 +271,17 @@ def _split(text: str) -> tuple[str, str]:
 def _expanded(source: str) -> str:
     """Replace a built-in name by its recipe, so that equal recipes are one."""
     return builtin.BUILTIN[source][0] if source in builtin.BUILTIN else source
+
+
+def _check_base(base: Model, recipe: re.Match[str]) -> None:
+    if base.confidence is not None:
+        raise InvalidArgumentError(f"expected calm: before every other recipe; got {recipe[0]}")
+    if base.network is not None and any(weight.is_meta for weight in base.network.parameters()):
+        raise ModelError(f"expected all of {recipe['base']} in memory for {recipe[0]}; a part of it is offloaded")
+
+
+def _plain(device_map: str | Mapping[str, str | int]) -> str | dict[str, str | int]:
+    return device_map if isinstance(device_map, str) else dict(device_map)
 
 
 def _exiting(base: Model, confidence: Confidence, name: str) -> Model:

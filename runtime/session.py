@@ -16,12 +16,13 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from hsdopt.errors import CacheError, InvalidArgumentError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
 
 _FIRST_ROOM = 256
+_COMPILER = ("torch._dynamo", "torch._inductor")
 _WINDOW_MASKS = ("create_sliding_window_causal_mask", "create_chunked_causal_mask")
 _OWN_CACHES = re.compile(r"\bdict\[|\b(?!Dynamic|EncoderDecoder|Static)\w+Cache\b")
 """Annotations of caches that only one kind of network knows."""
@@ -65,6 +66,9 @@ class Session:
         Rows of the logits that belong to tokens; padded rows above are cut off.
     max_positions : int or None
         The longest sequence that the network takes.
+    compiled : callable or None
+        The network as `compiled_network` made it; it takes all passes but those over a prompt, whose shape is seen
+        once. None to run the network itself.
 
     Raises
     ------
@@ -79,17 +83,20 @@ class Session:
         name: str,
         vocab_size: int,
         max_positions: int | None = None,
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self.max_positions = max_positions
         self.passes: list[Pass] = []
         self._network = network
+        self._compiled = compiled
         self._tokens: list[int] = []
         self._cache = self._empty_cache()
         self._keyword = str(_cache_keyword(network))
         self._keeps = "logits_to_keep" in inspect.signature(network.forward).parameters
-        self._device = network.device
+        self._device = input_device(network)
+        self._clocked = _cuda_devices(network)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -125,7 +132,7 @@ class Session:
             del self._tokens[length:]
 
     def forward(self, sequence: Sequence[int], n_logits: int = 1) -> torch.Tensor:
-        """Return logits [n_logits, vocab_size] of the last positions of `sequence`, on the network's device.
+        """Return logits [n_logits, vocab_size] of the last positions of `sequence`, on the device that inputs go to.
 
         The cache is cropped to the prefix that it shares with `sequence` (further, if positions already cached
         are to be scored) and the rest is fed in one pass, whose time is appended to `passes`.
@@ -170,12 +177,16 @@ class Session:
         arguments |= {self._keyword: self._cache, "use_cache": True}
         if self._keeps:
             arguments["logits_to_keep"] = n_logits
+        # of a prompt every length is new, and lengths below 2 would each be compiled apart
+        run = self._network if self._compiled is None or len(self._tokens) < 2 else self._compiled
         try:
             with torch.inference_mode():
-                logits: torch.Tensor = self._network(**arguments).logits
-        except BaseException:
+                logits: torch.Tensor = run(**arguments).logits
+        except BaseException as error:
             # a pass broken off may have fed some layers only: start afresh rather than answer wrongly
             self._restart()
+            if type(error).__module__.startswith(_COMPILER):
+                raise _uncompilable(self.name, error) from error
             raise
         return logits[0, -n_logits:, : self.vocab_size]
 
@@ -184,18 +195,51 @@ class Session:
         self._tokens = []
 
     def _empty_cache(self) -> Cache:
-        return croppable_cache(self._network, self.name)
+        return croppable_cache(self._network, self.name, compact=self._compiled is not None)
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, Any]:
         return {"input_ids": ids}
 
     def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        for device in self._clocked:
+            torch.cuda.synchronize(device)
 
 
-def croppable_cache(network: PreTrainedModel, name: str) -> DynamicCache:
-    """Return an empty cache for `network` whose last tokens can be dropped.
+def compiled_network(network: PreTrainedModel) -> Callable[..., Any]:
+    """Return what runs `network` through `torch.compile`, for the sessions of one model.
+
+    Compiling happens in the first passes that need it: one token, and several. Every size is dynamic, since caches
+    grow and are cropped. CUDA graphs are left out: they want tensors of fixed sizes in fixed places.
+    """
+    known = inspect.signature(torch.compile).parameters
+    # networks of one architecture share their code: one must not use up the other's compilations
+    apart: dict[str, Any] = {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+    compiled: Callable[..., Any] = torch.compile(network, dynamic=True, **apart)
+    return compiled
+
+
+def input_device(network: PreTrainedModel) -> torch.device:
+    """Return the device that ids go to, and that logits come from, also for a network over several devices."""
+    places = getattr(network, "hf_device_map", {}).values()
+    main = next((place for place in places if str(place) not in ("cpu", "disk")), "cpu")
+    own: torch.device = network.get_input_embeddings().weight.device
+    # weights that are offloaded, "meta" here, visit the first device that computes
+    return own if own.type != "meta" else _as_device(main)
+
+
+def _cuda_devices(network: PreTrainedModel) -> list[torch.device]:
+    """Return the CUDA devices that a pass keeps busy."""
+    mapped = (place for place in getattr(network, "hf_device_map", {}).values() if str(place) not in ("cpu", "disk"))
+    places = {weight.device for weight in network.parameters()} | {_as_device(place) for place in mapped}
+    return sorted((place for place in places if place.type == "cuda"), key=str)
+
+
+def _as_device(place: int | str | torch.device) -> torch.device:
+    return torch.device("cuda", place) if isinstance(place, int) else torch.device(place)
+
+
+def croppable_cache(network: PreTrainedModel, name: str, *, compact: bool = False) -> DynamicCache:
+    """Return an empty cache for `network` whose last tokens can be dropped; `compact` for a compiled network.
 
     Layers with a sliding window keep all keys and values here: which of them a token sees is up to the mask, which
     the network builds with the window for a cache of any length.
@@ -212,10 +256,12 @@ def croppable_cache(network: PreTrainedModel, name: str) -> DynamicCache:
     taken = str(inspect.signature(network.forward).parameters[keyword].annotation)
     if _OWN_CACHES.search(taken):
         raise _uncroppable(network, name, f"its forward takes a cache of its own kind, {taken}")
-    return growing_cache(network, network.config, name)
+    return growing_cache(network, network.config, name, compact=compact)
 
 
-def growing_cache(network: PreTrainedModel, config: PreTrainedConfig, name: str) -> DynamicCache:
+def growing_cache(
+    network: PreTrainedModel, config: PreTrainedConfig, name: str, *, compact: bool = False
+) -> DynamicCache:
     """Return an empty cache of growing layers for the decoder that `config` describes.
 
     Raises
@@ -234,7 +280,7 @@ def growing_cache(network: PreTrainedModel, config: PreTrainedConfig, name: str)
             raise _uncroppable(network, name, f"a sliding window of {layer.get_max_length()} tokens forgets")
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise _uncroppable(network, name, f"{type(layer).__name__} keeps a state that forgets")
-        cache.layers[index] = _GrowingLayer()
+        cache.layers[index] = _CompactLayer() if compact else _GrowingLayer()
     return cache
 
 
@@ -270,6 +316,17 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc] # transformers is not t
         return self.keys, self.values
 
 
+class _CompactLayer(DynamicLayer):  # type: ignore[misc] # transformers is not typed
+    """Keys and values without gaps, even once cropped: for compiled networks, which see no strides but those."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def crop(self, max_length: int) -> None:
+        super().crop(max_length)
+        self.keys, self.values = self.keys.contiguous(), self.values.contiguous()
+
+
 def _buffer(states: torch.Tensor, length: int) -> torch.Tensor:
     grown = states.new_empty((*states.shape[:-2], max(_FIRST_ROOM, 2 * length), states.shape[-1]))
     if length:
@@ -293,6 +350,11 @@ def _uncroppable(network: PreTrainedModel, name: str, why: str) -> CacheError:
         f"{name}: expected a cache whose last tokens can be dropped; {type(network).__name__}: {why}:"
         " use a model with attention in every layer"
     )
+
+
+def _uncompilable(name: str, error: BaseException) -> ModelError:
+    said = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return ModelError(f"{name}: expected a network that torch.compile takes; {said.strip()}: load it without compile")
 
 
 def common_prefix(cached: list[int], sequence: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from hsdopt.plan import Plan
     from hsdopt.runtime import Counters, Generation, Model
+    from hsdopt.runtime.calm import CalmSession
 
 PlanText = Annotated[str, typer.Option("--plan", help="A plan in notation, or a plan.json.")]
 Prompt = Annotated[str, typer.Option("--prompt", help="What to answer, or with --no-chat to continue.")]
@@ -42,6 +43,12 @@ Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives th
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda; the profile's, else cpu.")]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Of every model: float32, bfloat16, ...")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Run networks through torch.compile: slow first passes, faster later ones.")
+]
+DeviceMap = Annotated[
+    str | None, typer.Option("--device-map", help="auto spreads a target that is larger than one device.")
+]
 NoChat = Annotated[bool, typer.Option("--no-chat", help="Feed the prompt as it is, without a chat template.")]
 Stats = Annotated[bool, typer.Option("--stats", help="Show passes, acceptance and times.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON when the text is complete.")]
@@ -61,6 +68,8 @@ def generate(
     device: Device = None,
     dtype: Dtype = None,
     trust_remote_code: Remote = False,
+    device_map: DeviceMap = None,
+    compile_networks: Compile = False,
     no_chat: NoChat = False,
     stats: Stats = False,
     as_json: Json = False,
@@ -71,9 +80,11 @@ def generate(
     parsed = load_plan(plan)
     if profile is not None and draft:
         raise InvalidArgumentError("expected --profile or --draft, not both: a profile names the sources of its models")
-    models = _load(parsed, profile, draft or (), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+    options = {"dtype": dtype, "trust_remote_code": trust_remote_code, "device_map": device_map}
+    models = _load(parsed, profile, draft or (), device=device, compile=compile_networks, **options)
     target = models[parsed.target]
     stream = None if as_json else _Stream(target)
+    exits = _exits(parsed, models)
     output = write(
         parsed,
         models,
@@ -85,13 +96,14 @@ def generate(
         stop=stop or (),
         seed=seed,
         on_token=stream,
+        sessions=exits,
     )
     if stream is None:
-        print_json(_to_json(parsed, output))
+        print_json(_to_json(parsed, output, exits))
     else:
         stream.close()
     if stats:
-        _show(output)
+        _show(output, exits)
 
 
 def _load(
@@ -100,8 +112,7 @@ def _load(
     drafts: Sequence[str],
     *,
     device: str | None,
-    dtype: str | None,
-    trust_remote_code: bool,
+    **options: Any,  # noqa: ANN401 -- handed on
 ) -> Mapping[str, Model]:
     """Return the models of the profile, or those that the names of the plan stand for, the target first."""
     from hsdopt.runtime import load_models
@@ -110,11 +121,20 @@ def _load(
         profiled = load_profile(profile)
         require_sources(profiled)
         where = profiled.models[profiled.target].device if device is None else device
-        return load_models(profiled, device=where, dtype=dtype, trust_remote_code=trust_remote_code)
+        return load_models(profiled, device=where, **options)
     given = aliases(drafts)
     sources = {name: given.get(name, name) for name in reversed(plan.models)}
     where = "cpu" if device is None else device
-    return load_models(sources, device=where, dtype=dtype, trust_remote_code=trust_remote_code)
+    return load_models(sources, device=where, **options)
+
+
+def _exits(plan: Plan, models: Mapping[str, Model]) -> dict[str, CalmSession]:
+    """Open sessions of the models with confidence exits here, so that the layers they run can be told."""
+    return {
+        name: cast("CalmSession", models[name].session())
+        for name in plan.models
+        if name in models and models[name].confidence is not None
+    }
 
 
 def _ids(prompt: str, target: Model, *, chat: bool) -> list[int]:
@@ -158,8 +178,9 @@ class _Stream:
         self._shown = text
 
 
-def _to_json(plan: Plan, output: Generation) -> dict[str, Any]:
+def _to_json(plan: Plan, output: Generation, exits: Mapping[str, CalmSession]) -> dict[str, Any]:
     counters = output.counters
+    layers = {name: {"mean_layers": session.mean_layers} for name, session in exits.items() if session.layers_used}
     return {
         "plan": str(plan),
         "text": output.text,
@@ -169,7 +190,11 @@ def _to_json(plan: Plan, output: Generation) -> dict[str, Any]:
         "seconds_per_token": output.seconds_per_token if len(output.tokens) > 1 else None,
         "tokens_per_pass": counters.tokens_per_pass if counters.passes else None,
         "models": {
-            name: {"passes": counters.passes.get(name, 0), "seconds": counters.seconds.get(name, 0.0)}
+            name: {
+                "passes": counters.passes.get(name, 0),
+                "seconds": counters.seconds.get(name, 0.0),
+                **layers.get(name, {}),
+            }
             for name in plan.models
         },
         "edges": [
@@ -179,7 +204,7 @@ def _to_json(plan: Plan, output: Generation) -> dict[str, Any]:
     }
 
 
-def _show(output: Generation) -> None:
+def _show(output: Generation, exits: Mapping[str, CalmSession]) -> None:
     """Print counts and times on stderr, where they do not mix with the text."""
     counters = output.counters
     console = status()
@@ -189,6 +214,8 @@ def _show(output: Generation) -> None:
         f"{len(output.tokens)} tokens ({output.finish_reason}): prefill {output.seconds.prefill:.2f} s,"
         f" decoding {decode:.2f} s{rate}, {counters.tokens_per_pass:.2f} tokens per pass of {output.target}"
     )
+    for name, session in exits.items():
+        console.print(f"{name}: {session.mean_layers:.2f} of {session.layers} layers per token")
     console.print(_times(counters, decode))
     if counters.edges:
         console.print(_edges(counters))
