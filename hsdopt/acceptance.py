@@ -18,10 +18,69 @@ from numpy.typing import NDArray
 
 from hsdopt.errors import InvalidArgumentError, PredictionError
 
-__all__ = ["Acceptance", "Strays", "Traces", "survival_from_runs"]
+__all__ = ["Acceptance", "PublishedRates", "Strays", "Traces", "survival_from_runs"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRates:
+    """The three numbers that are published as "acceptance rate", side by side; they cannot be compared.
+
+    Attributes
+    ----------
+    first_position : float
+        Share of the drafts whose first token was accepted.
+    per_drafted : float
+        Tokens accepted over tokens drafted, as vLLM and llama.cpp count them; falls with the draft length.
+    iid : float
+        Tokens accepted over tokens judged, accepted + rejecting drafts: the rate that formulas for independent tokens
+        need (Leviathan et al. 2023).
+    length : int
+        Tokens asked for per draft.
+    drafts, drafted, accepted, rejecting : float
+        What they were counted from: drafts, tokens drafted and accepted, drafts with a refused token. For a law
+        without counts, per draft.
+    """
+
+    first_position: float
+    per_drafted: float
+    iid: float
+    length: int
+    drafts: float
+    drafted: float
+    accepted: float
+    rejecting: float
+
+    @classmethod
+    def of(cls, counts: NDArray[Any]) -> PublishedRates:
+        """Return the rates of ``counts[n, m]``, drafts of n tokens of which m were accepted.
+
+        Examples
+        --------
+        Three tokens per draft; 39 drafts gained nothing, one gained 1, three gained 3:
+
+        >>> counts = np.zeros((4, 4))
+        >>> counts[3] = 39, 1, 0, 3
+        >>> rates = PublishedRates.of(counts)
+        >>> [round(rate, 4) for rate in (rates.first_position, rates.per_drafted, rates.iid)]
+        [0.093, 0.0775, 0.2]
+        """
+        size = np.arange(len(counts))
+        drafts, begun = float(counts.sum()), float(counts[1:].sum())
+        drafted, accepted = float(counts.sum(axis=1) @ size), float(counts.sum(axis=0) @ size)
+        rejecting = drafts - float(np.trace(counts))
+        return cls(
+            first_position=float(counts[:, 1:].sum()) / begun if begun else 0.0,
+            per_drafted=accepted / drafted if drafted else 0.0,
+            iid=accepted / (accepted + rejecting) if accepted + rejecting > 0 else 0.0,
+            length=len(counts) - 1,
+            drafts=drafts,
+            drafted=drafted,
+            accepted=accepted,
+            rejecting=rejecting,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +180,19 @@ class Acceptance:
         places = np.minimum(np.arange(len(joint)), length)
         np.add.at(law, (places[:, np.newaxis], places), joint)
         return law
+
+    def published(self, length: int) -> PublishedRates:
+        """Return the three published definitions of the rate for drafts of `length` tokens.
+
+        Counts are what as many drafts as there are starting positions behind the law give on average.
+
+        Examples
+        --------
+        >>> rates = Acceptance((1.0, 0.5, 0.4), trials=(100, 50)).published(2)
+        >>> rates.first_position, rates.per_drafted, round(rates.iid, 3), round(rates.accepted)
+        (0.5, 0.45, 0.6, 90)
+        """
+        return PublishedRates.of(self.law(length) * (self.trials[0] if self.trials and self.trials[0] else 1))
 
     def as_iid(self) -> Acceptance:
         """Return the law with the single rate in place of the curve; short proposals keep their lengths."""

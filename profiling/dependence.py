@@ -101,7 +101,7 @@ def _groups(events: Sequence[Event]) -> Iterator[tuple[Event, list[Event]]]:
 
 
 def _advance(text: list[_Token], made: Event, verified: list[Event], target: str) -> list[tuple[Event, _Token]]:
-    """Put the tokens of a pass or a proposal on the text, and take refused ones off; return what stood before drafts."""
+    """Put new tokens on the text and take refused ones off; return reviews with the token before each draft."""
     drafted, accepted = sum(e.drafted for e in verified), sum(e.accepted for e in verified)
     base = len(text) - drafted
     reviews, start = [], base

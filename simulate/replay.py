@@ -3,7 +3,8 @@
 Nothing is averaged before the walk. Whether a verifier accepts a drafter's token is read at the
 position of the trajectory at which it stands, and every pass costs what the curve says at the
 context reached there. Three approximations remain. Inside a draft that has left the trajectory,
-models are taken to say what they said on it at the same position; a draft that reaches past the
+acceptance is drawn from counts of short runs (`Profile.strays`), or, where there are none, models
+are taken to say what they said on the trajectory at the same position; a draft that reaches past the
 end of an output reads its last position; and a token of the small model that Big Little Decoder
 lets stand is taken to be the trajectory's own.
 """
@@ -127,13 +128,20 @@ class ReplayedRun(Counts):
         return float(low), float(high)
 
     def predictive_interval(
-        self, rng: np.random.Generator, *, prompts: int, replicates: int = 4000, confidence: float = 0.95
+        self,
+        rng: np.random.Generator,
+        *,
+        prompts: int,
+        noise: Floats | None = None,
+        replicates: int = 4000,
+        confidence: float = 0.95,
     ) -> tuple[float, float]:
         """Return where the seconds per token over `prompts` new prompts should lie.
 
         Both what was replayed and what will be run are samples of prompts, so the ratio of two bootstrap means, one
         of each size, spreads the prediction. Percentiles are moved out for the number of replayed prompts, as in
-        `hsdopt.simulate.compare`.
+        `hsdopt.simulate.compare`. `noise` holds factors, drawn with replacement, by which the seconds may be off for
+        another reason, such as the timings behind the cost curves.
 
         Raises
         ------
@@ -151,7 +159,8 @@ class ReplayedRun(Counts):
             return np.asarray(self.prompt_seconds[drawn].sum(axis=1) / self.prompt_tokens[drawn].sum(axis=1))
 
         tail = expanded_tail(len(kept), confidence)
-        low, high = np.quantile(means(prompts) / means(len(kept)), [tail, 1 - tail])
+        other = 1.0 if noise is None else rng.choice(noise, replicates)
+        low, high = np.quantile(means(prompts) / means(len(kept)) * other, [tail, 1 - tail])
         return float(low * self.seconds_per_token), float(high * self.seconds_per_token)
 
 
@@ -167,7 +176,8 @@ def replay(
     """Return what a plan does along the outputs traced in a profile.
 
     Every output runs from the token that prefill gave to its last one; drafts are cut near the end
-    as the runtime cuts them. Greedy traces are walked once, without chance. Sampled ones accept a
+    as the runtime cuts them. Greedy traces are walked once, without chance, unless counts from short runs
+    say what a level below the target does off the trajectory. Sampled ones accept a
     token with the probability traced at its position, in several walks per prompt.
 
     Parameters
@@ -361,8 +371,8 @@ class _Script:
             known = all((one.model, level.model) in self.traces.surprise for one in below)
             if not (plain and known) or any(one.lenience != 1 for one in below):
                 raise PredictionError(
-                    f"expected lenience 1 to predict {plan}; got {level.lenience:g} at {level.model}: traces tell what a "
-                    "lenient level accepts when decoding is greedy, without filters, and no level below it is lenient; "
+                    f"expected lenience 1 to predict {plan}; got {level.lenience:g} at {level.model}: traces tell what "
+                    "a lenient level accepts when decoding is greedy, without filters, and no level below it is lenient; "
                     "measure it with short runs"
                 )
 
