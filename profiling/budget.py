@@ -422,7 +422,7 @@ def _bracket(contexts: Sequence[int], visited: float | None) -> tuple[int, ...]:
 def _reduction(verdict: Verdict, source: str, there: int) -> float:
     """Return how much one more prompt or repeat takes off the variances, weighted by what hangs on them."""
     rivals = verdict.open or verdict.rivals
-    return sum(rival.wrong * getattr(rival, source) for rival in rivals) / (there + 1)
+    return float(sum(rival.wrong * getattr(rival, source) for rival in rivals)) / (there + 1)
 
 
 def _told(verdict: Verdict, prompts: int, repeats: int, *, settled: bool) -> dict[str, Any]:
@@ -532,7 +532,7 @@ def profile_within(
     """
     _check(budget, confidence)
     used = Setting() if setting is None else setting
-    grid = {"contexts": contexts, "tokens": COARSE, "repeats": _REPEATS}
+    grid: dict[str, Any] = {"contexts": contexts, "tokens": COARSE, "repeats": _REPEATS}
     task = settle(target, drafters, workload, models, setting=used, **grid)
     task = replace(task, prompts=_shuffled(task.prompts))
     question = {"budget": budget, "confidence": confidence, "family": family, "max_draft_length": max_draft_length}

@@ -348,7 +348,8 @@ def _timing_covariance(
         return np.full((len(passes), len(passes)), math.inf), repeats
     draws = rng.random((_REPLICATES, max(counts)))
     tables = {name: _drawn_tables(profile, name, draws) for name in names}
-    logs = np.log([sum(number * _prices(tables[m], n) for (m, n), number in each.items()) for each in passes])
+    seconds = [sum((number * _prices(tables[m], n) for (m, n), number in each.items()), np.zeros(1)) for each in passes]
+    logs = np.log(np.array(seconds))
     spread = np.cov(logs - logs[:1], bias=True).reshape(len(passes), -1)
     return np.asarray(spread * repeats / (repeats - 1)), repeats
 
@@ -358,7 +359,7 @@ def _drawn_tables(profile: Profile, name: str, draws: Floats) -> Floats:
     curve = profile.costs[name]
     if curve.constant:
         pooled = np.array([seconds for sample in profile.samples[name] for seconds in sample.seconds])
-        return np.median(pooled[(draws * len(pooled)).astype(int)], axis=1)[:, np.newaxis]
+        return np.asarray(np.median(pooled[(draws * len(pooled)).astype(int)], axis=1)[:, np.newaxis])
     grid = np.full((len(draws), len(curve.contexts), len(curve.tokens), draws.shape[1]), np.nan)
     for sample in profile.samples[name]:
         seconds = np.array(sample.seconds)

@@ -371,7 +371,7 @@ def time_passes(
     passes = sum(len(fitting(model, tokens, contexts)) for model in networks.values())
     total = repeats * len(contexts) * (passes + (table is not None))
     done = [(r.model, r.tokens, r.context, r.repeat) for r in records]
-    options = {"text": text, "prompt": prompt, "lookup": lookup}
+    options: dict[str, Any] = {"text": text, "prompt": prompt, "lookup": lookup}
     new = measure_costs(networks, tokens=tokens, contexts=contexts, repeats=repeats, done=done, **options)
     for record in new:
         journal.add(cost=asdict(record))

@@ -237,7 +237,7 @@ class _Asked:
     def difference(self, profiled: Profile, sources: dict[str, str]) -> str | None:
         """Return how a finished profile differs from what is asked for, or None if it does not."""
         stored = profiled.provenance
-        pairs = {
+        pairs: dict[str, tuple[Any, Any]] = {
             "models": (
                 {name: profiled.models[name].source for name in (profiled.target, *profiled.drafters)},
                 sources,
@@ -297,9 +297,9 @@ def _measured(target: str, drafters: list[str], asked: _Asked, **options: Any) -
     effort = asked.effort
     options |= {"setting": asked.setting, "contexts": asked.contexts}
     if effort.budget is None:
-        counts = {"repeats": effort.repeats, "precision": effort.precision}
+        counts: dict[str, Any] = {"repeats": effort.repeats, "precision": effort.precision}
         return measure(target, drafters, asked.workload, **counts, **options)
-    limits = {"budget": effort.budget, "confidence": effort.confidence, "predictor": replayer}
+    limits: dict[str, Any] = {"budget": effort.budget, "confidence": effort.confidence, "predictor": replayer}
     return profile_within(target, drafters, asked.workload, **limits, **options)
 
 
