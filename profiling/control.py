@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -19,6 +20,8 @@ __all__ = ["ControlCosts"]
 
 _SLOWEST = 3.0
 """A single timing counts at most this many times what is typical."""
+
+_BLOCKS = 12
 
 
 class ControlCosts:
@@ -97,6 +100,21 @@ class ControlCosts:
         """Return the profile with the costs of its networks scaled by `changes`."""
         scaled = {name: profiled.costs[name].scaled(factor) for name, factor in self.changes().items()}
         return replace(profiled, costs={**profiled.costs, **scaled}, samples={})
+
+    def noise(self) -> float:
+        """Return the relative standard error of `changes` for all models together, as blocks of time tell it.
+
+        A machine is slow for seconds on end, so that timings taken one after the other are no independent draws.
+        """
+        changes = self.changes()
+        known = [r for r in self._records if r.tokens in self._curves[r.model].tokens]
+        expected = np.array([changes[r.model] * self._curves[r.model](r.tokens, r.context) for r in known])
+        blocks = np.array_split(np.arange(len(known)), min(_BLOCKS, len(known)))
+        if len(blocks) < 2:
+            return 0.0
+        seconds = np.minimum([r.seconds for r in known], _SLOWEST * expected)
+        ratios = [seconds[block].sum() / expected[block].sum() for block in blocks]
+        return float(np.std(ratios, ddof=1) / math.sqrt(len(blocks)))
 
     def _change(self, name: str) -> float:
         curve = self._curves[name]

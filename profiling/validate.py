@@ -168,7 +168,7 @@ def measure_plans(
         record.add(**runs[-1].to_record())
         if progress is not None:
             progress("runs", len(runs), total)
-        if between is not None and len(runs) % len(entrants) == 0:
+        if between is not None:
             between()
     return tuple(runs)
 

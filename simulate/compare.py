@@ -796,6 +796,17 @@ def _score(predictor: str, kind: str, values: Sequence[float], results: Sequence
     )
 
 
+def _speedup_error(outcome: Comparison) -> float | None:
+    """Return the median relative error of the speed-ups predicted from the profile; a machine's speed cancels."""
+    alone = outcome.plan(outcome.autoregression).transfer.get(outcome.primary)
+    errors = [
+        abs(alone / result.transfer[outcome.primary] / result.speedup.value - 1)
+        for result in outcome.plans
+        if alone is not None and outcome.primary in result.transfer and result.plan != outcome.autoregression
+    ]
+    return float(np.median(errors)) if errors else None
+
+
 def _summary(outcome: Comparison) -> dict[str, Any]:
     chosen, alone = outcome.plan(outcome.chosen), outcome.plan(outcome.autoregression)
     model, transfer = outcome.score(outcome.primary), outcome.score(outcome.primary, "transfer")
@@ -812,6 +823,7 @@ def _summary(outcome: Comparison) -> dict[str, Any]:
         "p95_error": model and model.p95_error,
         "transfer_median_error": transfer and transfer.median_error,
         "transfer_p95_error": transfer and transfer.p95_error,
+        "transfer_speedup_median_error": _speedup_error(outcome),
         "transfer_coverage": outcome.coverage,
         "transfer_interval_width": outcome.interval_width,
         "transfer_intervals": outcome.intervals,

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from test_profiles import traced_profile
 
@@ -89,3 +90,24 @@ def test_a_journal_is_continued_not_repeated(models: dict[str, Any], tmp_path: P
     again.changes()
     assert (tmp_path / "c").read_bytes().startswith(kept)
     assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
+
+
+def test_the_error_of_the_speed_is_that_of_blocks_of_time(
+    models: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def slow_for_a_while(*args: Any, **options: Any) -> Iterator[CostRecord]:  # noqa: ANN401 -- passed on
+        records = list(slow_machine(*args, **options))
+        spells = np.exp(0.2 * rng.standard_normal(12)).repeat(-(-len(records) // 12))
+        yield from (replace(r, seconds=r.seconds * spell) for r, spell in zip(records, spells, strict=False))
+
+    monkeypatch.setattr(control, "measure_costs", slow_for_a_while)
+    costs = ControlCosts(traced_profile(), models, text=[1], journal=tmp_path / "c", turns=1, repeats=30)
+    assert costs.noise() == pytest.approx(0.2 / 12**0.5, rel=0.5)
+
+
+def test_a_steady_machine_is_sure_of_its_speed(models: dict[str, Any], tmp_path: Path) -> None:
+    profile = traced_profile()
+    costs = ControlCosts(profile, models, text=[1], journal=tmp_path / "c", turns=1, repeats=12)
+    assert costs.noise() < 0.01

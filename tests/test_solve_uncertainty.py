@@ -16,7 +16,7 @@ from hsdopt.simulate import replay
 from hsdopt.solvers.bild import deviation, frontier
 from hsdopt.solvers.limits import read_limits
 from hsdopt.solvers.solve import solve
-from hsdopt.solvers.uncertainty import _laws, assess, replicates
+from hsdopt.solvers.uncertainty import _laws, assess, cost_noise, replicates
 
 PLANS = [parse_plan(text) for text in ("big(int8:3)", "big(lookup:6)", "big(int8:5(lookup:3), lookup:4)", "big")]
 
@@ -102,6 +102,17 @@ def test_another_evaluators_seconds_scale_the_replicates() -> None:
     assert plain is not None
     assert slower is not None
     assert slower.interval == pytest.approx([end / 2 for end in plain.interval])
+
+
+def test_noise_of_costs_is_that_of_their_timings() -> None:
+    passes = {("int8", 1): 3.0, ("big", 4): 1.0, ("lookup", 1): 1.0}
+    rng = np.random.default_rng(0)
+    noisy, quiet = (cost_noise(passes, traced_profile(8, noise=noise), count=300, rng=rng) for noise in (0.2, 0.0))
+    assert quiet == pytest.approx(1.0, abs=1e-9)
+    assert 0.01 < noisy.std() < 0.2
+    assert noisy.mean() == pytest.approx(1.0, abs=0.1)
+    by_hand = Profile.from_rates("t", {"d": 0.1, "t": 1.0}, {("d", "t"): 0.8})
+    assert cost_noise({("t", 1): 1.0}, by_hand, count=5, rng=rng).tolist() == [1.0] * 5
 
 
 def test_nothing_to_resample() -> None:

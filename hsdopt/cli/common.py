@@ -143,15 +143,17 @@ def require_sources(profile: Profile) -> None:
 
 
 def absolute(source: str) -> str:
-    """Return a source whose path, if it is one, holds in every working folder.
+    """Return a source as profiles keep it: a built-in name as its recipe, and a path that holds in every folder.
 
     Examples
     --------
-    >>> absolute("int8@smollm2")
+    >>> absolute("smollm2-int8")
     'int8@smollm2'
     """
     from hsdopt.runtime.builtin import BUILTIN
 
+    if source in BUILTIN:
+        return BUILTIN[source][0]
     recipe, at, base = source.rpartition("@")
     path = Path(base).expanduser()
     # a link stays a link: caches of the hub link to files whose own names say nothing

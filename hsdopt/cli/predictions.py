@@ -10,13 +10,25 @@ if TYPE_CHECKING:
     from hsdopt.profiles import Profile
     from hsdopt.simulate import ReplayedRun
 
-__all__ = ["CLOSED_FORM", "IID", "REPLAY", "REPLAY_BEFORE", "SIMULATION", "Replayer", "predict", "replayer", "replays"]
+__all__ = [
+    "CLOSED_FORM",
+    "IID",
+    "REPLAY",
+    "REPLAY_BEFORE",
+    "REPLAY_NOW",
+    "SIMULATION",
+    "Replayer",
+    "predict",
+    "replayer",
+    "replays",
+]
 
 CLOSED_FORM = "closed form"
 SIMULATION = "event simulation"
 REPLAY = "trace replay"
 IID = "constant-cost iid"
 REPLAY_BEFORE = "trace replay, costs as profiled"
+REPLAY_NOW = "trace replay, costs as of now"
 
 _OUTPUTS = 400
 """Simulated outputs per plan."""

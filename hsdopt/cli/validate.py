@@ -29,10 +29,13 @@ from hsdopt.plan import LOOKUP, Adaptive, Level
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    import numpy as np
+
     from hsdopt.plan import Plan
     from hsdopt.profiles import Profile
     from hsdopt.profiling import Baselines, MeasuredRun, Workload
     from hsdopt.runtime.model import Model
+    from hsdopt.simulate import ReplayedRun
     from hsdopt.simulate.compare import Comparison, Mismatch, Run
     from hsdopt.solvers.solution import Solution
 
@@ -65,6 +68,8 @@ Others = Annotated[
 ]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
+
+_REPLICATES = 400  # of cost curves, behind predicted intervals
 
 _STEADY = 0.05
 """Relative change of the target's pass time between profile and validation that is worth a warning."""
@@ -150,9 +155,10 @@ def _validated(
     _check_contexts(profiled, models[profiled.target], rendered.values())
     others = _baselines(profiled, models, rendered, suite) if asked["baselines"] else None
     repeats, seed = asked["repeats"], asked["seed"]
-    timed, measured = _measured(profiled, models, rendered, plans, others, place, repeats=repeats, seed=seed)
+    timed, noise, measured = _measured(profiled, models, rendered, plans, others, place, repeats=repeats, seed=seed)
     memory = _memory(profiled, plans, others)
-    outcome = _compare(profiled, timed, solution, plans, _runs(measured, profiled.target), memory, seed=seed)
+    runs = _runs(measured, profiled.target)
+    outcome = _compare(profiled, timed, solution, plans, runs, memory, noise=noise, seed=seed)
     report = outcome.to_report(
         provenance=_provenance(profiled, workload, device, asked),
         mismatches=_mismatches(measured, plans, models[profiled.target], list(rendered.values()), profiled),
@@ -309,8 +315,8 @@ def _measured(
     *,
     repeats: int,
     seed: int,
-) -> tuple[Profile, tuple[MeasuredRun, ...]]:
-    """Return the profile as of this validation, traces and the machine's speed taken anew, and the timed runs."""
+) -> tuple[Profile, float, tuple[MeasuredRun, ...]]:
+    """Return the profile as of this validation, traces and speed taken anew, the speed's error, and the timed runs."""
     from hsdopt.profiling import ControlCosts, measure_plans
 
     with resumable(place.runs, place.traces), progress_bar() as progress:
@@ -319,7 +325,7 @@ def _measured(
             models,
             text=[token for prompt in rendered.values() for token in prompt],
             journal=place.control,
-            turns=repeats * len(rendered),
+            turns=repeats * len(rendered) * (len(plans) + (0 if others is None else len(others.runners))),
             resume=place.resume,
         )
         timed = _traced(profiled, models, rendered, place.traces, resume=place.resume, progress=progress)
@@ -336,7 +342,7 @@ def _measured(
             between=control.take,
             progress=progress,
         )
-        return control.applied(timed), measured
+        return control.applied(timed), control.noise(), measured
 
 
 def _traced(
@@ -399,30 +405,35 @@ def _compare(
     runs: Sequence[Run],
     memory: Mapping[str, int],
     *,
+    noise: float,
     seed: int,
 ) -> Comparison:
     """Hold every predictor against the clock: by traces and costs of the validation itself, and by the profile's.
 
-    Both kinds are reported: what is off with the former is the model, with the latter also prompts and machine.
+    Both kinds are reported: what is off with the former is the model, with the latter also prompts and machine. The
+    intervals speak of other prompts and of few timings, at the speed that the machine has now.
     """
     import numpy as np
 
-    from hsdopt.cli.predictions import REPLAY, REPLAY_BEFORE, predict, replays
+    from hsdopt.cli.predictions import REPLAY, REPLAY_BEFORE, REPLAY_NOW, predict, replays
     from hsdopt.simulate.compare import Predictions, compare
 
     rng = np.random.default_rng(seed)
     prompts = len({run.prompt for run in runs})
     foreseen = {name: run.kinds_per_token for name, run in replays(plans, timed, seed=seed).items()}
     before = replays(plans, profiled.with_traces(timed.traces), seed=seed) if timed.traces is not None else {}
-    transferred = replays(plans, profiled, seed=seed)
+    now = replays(plans, replace(profiled, costs=timed.costs), seed=seed)
     predictions = Predictions(
         {
             **predict(plans, timed, seed=seed),
             REPLAY_BEFORE: {name: run.seconds_per_token for name, run in before.items()},
         },
         REPLAY,
-        predict(plans, profiled, seed=seed),
-        {name: run.predictive_interval(rng, prompts=prompts) for name, run in transferred.items()},
+        {
+            **predict(plans, profiled, seed=seed),
+            REPLAY_NOW: {name: run.seconds_per_token for name, run in now.items()},
+        },
+        {name: _expected_range(run, profiled, noise, prompts, rng) for name, run in now.items()},
         foreseen,
     )
     return compare(
@@ -436,6 +447,22 @@ def _compare(
         families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
         memory=memory,
     )
+
+
+def _expected_range(
+    run: ReplayedRun, profiled: Profile, noise: float, prompts: int, rng: np.random.Generator
+) -> tuple[float, float]:
+    """Return where the seconds per token over other prompts should lie.
+
+    `noise` is the relative error of the machine's speed: timed passes have it, and the runs once more.
+    """
+    import numpy as np
+
+    from hsdopt.solvers.uncertainty import cost_noise
+
+    factors = cost_noise(run.kinds_per_token, profiled, count=_REPLICATES, rng=rng)
+    machine = np.exp(rng.normal(0.0, np.sqrt(2.0) * noise, size=len(factors)))
+    return run.predictive_interval(rng, prompts=prompts, noise=factors * machine)
 
 
 def _speed_changes(profiled: Profile, timed: Profile) -> list[str]:

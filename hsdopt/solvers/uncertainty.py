@@ -22,7 +22,7 @@ from hsdopt.latency.kernel import Kernel
 from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
 
-__all__ = ["Assessment", "assess", "pairs_of", "replicates"]
+__all__ = ["Assessment", "assess", "cost_noise", "pairs_of", "replicates"]
 
 _WITHIN = 0.02
 _LEVEL = 95
@@ -212,6 +212,45 @@ class _Source:
     def traces(self, index: int) -> Traces | None:
         """Return the traces of one replicate's prompts."""
         return None if self._profile.traces is None else self._profile.traces.take(self._draws[index])
+
+
+def cost_noise(
+    passes: Mapping[tuple[str, int], float],
+    profile: Profile,
+    *,
+    count: int,
+    rng: np.random.Generator,
+) -> FloatArray:
+    """Return by which factors the seconds of some passes may be off, since their costs come from a few timings.
+
+    Parameters
+    ----------
+    passes : mapping of (model, new tokens) to float
+        How many passes of each kind.
+    profile : Profile
+        Its timings are drawn anew, with replacement; costs without timings are taken as they are.
+    count : int
+        Replicates.
+    rng : Generator
+
+    Returns
+    -------
+    ndarray, shape [count]
+    """
+    seconds, fitted = np.zeros(count), 0.0
+    for name in dict.fromkeys(model for model, _ in passes):
+        kinds = {tokens: number for (model, tokens), number in passes.items() if model == name}
+        sizes, numbers = np.array(list(kinds)), np.array(list(kinds.values()))
+        curve = profile.costs[name]
+        known = np.minimum(sizes, curve.max_tokens)
+        own = float(numbers @ curve.at(known, profile.context))
+        fitted += own
+        if name not in profile.samples:
+            seconds += own
+            continue
+        drawn = _curves(profile, name, count, rng)
+        seconds += np.array([numbers @ each.at(known, profile.context) for each in drawn])
+    return seconds / fitted if fitted else np.ones(count)
 
 
 def pairs_of(plan: Plan) -> Iterator[tuple[str, str]]:
