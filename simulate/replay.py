@@ -372,8 +372,8 @@ class _Script:
             if not (plain and known) or any(one.lenience != 1 for one in below):
                 raise PredictionError(
                     f"expected lenience 1 to predict {plan}; got {level.lenience:g} at {level.model}: traces tell what "
-                    "a lenient level accepts when decoding is greedy, without filters, and no level below it is lenient; "
-                    "measure it with short runs"
+                    "a lenient level accepts when decoding is greedy, without filters, and no level below it is "
+                    "lenient; measure it with short runs"
                 )
 
     def lookup(self, verifier: str) -> tuple[Ints, Ints]:
