@@ -5,7 +5,8 @@ BIN = $(VENV)/bin
 OUT ?= demo
 export PYTHONSAFEPATH = 1
 
-.PHONY: help demo test environment lint typecheck test-slow validate-all bench gpu-check clean
+.PHONY: help demo test environment lint typecheck test-slow validate-all validate-sampled bild-frontier reproducible \
+	budget-check align-builtin bench gpu-check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -33,6 +34,21 @@ test-slow: environment  ## the tests that need the built-in models or much time
 validate-all: environment  ## the three workloads (up to an hour; continues where it was stopped)
 	./scripts/validate_all.sh $(BIN) validation
 
+validate-sampled: environment  ## `mixed` at temperature 1 (continues where it was stopped)
+	TEMPERATURE=1 ./scripts/validate_all.sh $(BIN) validation-sampled mixed
+
+bild-frontier: environment  ## quality against latency of Big Little Decoder on the built-in models (minutes)
+	./scripts/bild_frontier.sh $(BIN) frontier
+
+reproducible: environment  ## two profiles of the built-in models, one after the other, against each other (minutes)
+	./scripts/reproducible.sh $(BIN) reproducible
+
+budget-check: environment  ## the pick of a profile under a budget against that of one ten times as long
+	$(BIN)/python scripts/budget_check.py budget
+
+align-builtin: environment  ## train the drafters of the built-in target (hours)
+	./scripts/align_builtin.sh $(BIN) drafters
+
 bench: environment  ## solver and simulator speed
 	$(BIN)/pytest tests/bench_*.py --benchmark-only
 
@@ -50,4 +66,4 @@ typecheck: environment  ## mypy over the package as it ships
 	cd build/typecheck && $(abspath $(BIN))/mypy --config-file ../../pyproject.toml -p hsdopt
 
 clean:  ## remove what the targets made (the environment too)
-	rm -rf $(VENV) build dist demo gpu-check
+	rm -rf $(VENV) build dist demo gpu-check frontier reproducible budget

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The three built-in workloads, greedy: profiled on all their profiling prompts, validated on 6 held-out prompts each.
+# The three built-in workloads: profiled on all their profiling prompts, validated on 6 held-out prompts each; greedy,
+# or at the temperature that the variable TEMPERATURE says.
 # Stopped in the middle, it continues where it was.
 # Usage: scripts/validate_all.sh BIN_FOLDER OUTPUT_FOLDER [WORKLOAD ...]
 set -euo pipefail
@@ -15,7 +16,7 @@ fi
 for workload in "${workloads[@]}"; do
     mkdir -p "$out/$workload"
     "$bin/hsdopt" profile --target smollm2 --draft lookup --draft smollm2-int8 --draft smollm2-int4 \
-        --draft smollm2-skip3 --prompts "$workload" --max-new-tokens 48 --repeats 6 --resume \
+        --draft smollm2-skip3 --prompts "$workload" --temperature "${TEMPERATURE:-0}" --max-new-tokens 48 --repeats 6 --resume \
         -o "$out/$workload/profile.json"
     "$bin/hsdopt" solve "$out/$workload/profile.json" -o "$out/$workload/plan.json"
     if [ ! -e "$out/$workload/report.json" ]; then
