@@ -49,7 +49,7 @@ COARSE = (1, 2, 4, 8, 16, 32)
 
 _PROMPTS, _REPEATS = 6, 3  # before the first look
 _LOOK_SHARE = 4.0  # a batch takes at least this many times as long as a look
-_PREFILLS, _ROUNDS = 6, 48  # of every network, and of the target in a stack, when measuring has ended
+_PREFILLS, _ROUNDS = 6, 30  # of every network, and of the target in a stack, when measuring has ended
 _GROWTH, _MOST_GROWTH = 0.5, 2.0  # and adds at least, and at most, this share of what there is
 _MOST_REPEATS = 300
 
