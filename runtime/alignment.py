@@ -23,7 +23,7 @@ from torch import nn
 from hsdopt.errors import HsdoptError, InvalidArgumentError
 from hsdopt.profiles import atomic_write
 from hsdopt.runtime.calibration import IGNORED, Batch, batches
-from hsdopt.runtime.students import FULL, Students, agreements, half
+from hsdopt.runtime.students import FULL, Students, agreements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,8 @@ __all__ = ["Agreement", "Outcome", "Recipe", "align", "log_text", "measure"]
 _TIMED_STEPS = 6
 """Steps that are timed, the first of them left out, before a limit in minutes becomes a number of steps."""
 _RESAMPLES = 1000
+_SAVE_SECONDS = 300.0
+"""Time without a look after which a checkpoint is written all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,7 @@ def align(
 
 def _looked_at(held_out: Sequence[Example], places: int) -> list[Example]:
     """Return greedy examples of at most so many places, in turn over the prompts."""
-    greedy = [example for example in held_out if not example.sampled] or list(held_out)
+    greedy = [example for example in held_out if example.kind == "greedy"] or list(held_out)
     turns: dict[int, int] = {}
     ranked = []
     for example in greedy:
@@ -263,6 +265,8 @@ class _Training:
         self.recipe = recipe
         self.checkpoints = _Checkpoints(folder)
         self.weights = students.weights()
+        if not self.weights:
+            raise InvalidArgumentError("expected a network with weights to train; all of these are frozen or quantised")
         self.optimiser = torch.optim.AdamW(
             self.weights.values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
@@ -280,6 +284,7 @@ class _Training:
         if self.state.step == 0:
             self._look(before)
         times: list[float] = []
+        saved = perf_counter()
         while (stopped := self._stopped()) is None:
             began = perf_counter()
             self._step()
@@ -290,7 +295,10 @@ class _Training:
             if self.state.step % recipe.evaluate_every == 0 or self._stopped() is not None:
                 self._look(measure(self.students, self.held_out))
                 self.state.seconds = perf_counter() - started
+                saved = -math.inf
+            if perf_counter() - saved > _SAVE_SECONDS:
                 self.checkpoints.save(self)
+                saved = perf_counter()
             progress("training", self.state.step, self.state.steps or recipe.steps)
         return self._outcome(before, stopped)
 
@@ -343,7 +351,8 @@ class _Training:
         for head in heads:
             head.spread = False
         try:
-            with half(self.device):
+            # bfloat16 only here: its logits have ties, so that choices are measured in full
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
                 scored = self.students.logits(batch)
         finally:
             for head in heads:

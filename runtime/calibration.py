@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hsdopt.runtime.model import Model
 
     Progress = Callable[[str, int, int], None]
+
+Kind = Literal["greedy", "sampled", "span"]
 
 __all__ = ["Batch", "Calibration", "Example", "Records", "batches", "calibrate", "split"]
 
@@ -51,8 +53,8 @@ class Example:
         Tokens of the prompt: those from `start` on are the target's.
     best : tuple of int
         The target's most probable token at every place of the output; its tokens themselves, if it wrote greedily.
-    sampled : bool
-        Whether the output was sampled.
+    kind : {"greedy", "sampled", "span"}
+        How it was written: after a whole prompt, or greedily after a span of some text.
     top : pair of arrays or None
         Ids and log probabilities [outputs, k] of the target's k most probable tokens.
     """
@@ -61,7 +63,7 @@ class Example:
     tokens: tuple[int, ...]
     start: int
     best: tuple[int, ...]
-    sampled: bool = False
+    kind: Kind = "greedy"
     top: tuple[NDArray[np.int64], NDArray[np.float64]] | None = None
 
     @property
@@ -115,7 +117,7 @@ class Calibration:
 class _Job:
     group: int
     prompt: tuple[int, ...]
-    sampled: bool
+    kind: Kind
 
 
 def calibrate(
@@ -153,10 +155,10 @@ def calibrate(
     """
     _check(target, prompts, wanted)
     done = [] if journal is None else [_example(record) for record in journal.records]
-    turns = range(wanted.samples)
-    jobs = [_Job(group, tuple(prompt), turn > 0) for turn in turns for group, prompt in enumerate(prompts)]
+    kinds: list[Kind] = ["greedy", *["sampled"] * (wanted.samples - 1)]  # type: ignore[list-item] # a literal, times n
+    jobs = [_Job(group, tuple(prompt), kind) for kind in kinds for group, prompt in enumerate(prompts)]
     total = len(jobs) + wanted.spans * len(prompts)
-    jobs.sort(key=lambda job: (job.sampled, len(job.prompt)))  # alike in length, so that little is padding
+    jobs.sort(key=lambda job: (job.kind, len(job.prompt)))  # alike in length, so that little is padding
     writer = _Writer(target, wanted, done, journal, lambda count: progress and progress("calibrating", count, total))
     writer.write(jobs)
     spans = _spans(done[: len(jobs)], len(prompts), wanted, target)
@@ -188,10 +190,10 @@ class _Writer:
     report: Callable[[int], object]
 
     def write(self, jobs: list[_Job], after: int = 0) -> None:
-        modes = [[job for job in jobs if job.sampled is sampled] for sampled in (False, True)]
-        for mode in modes:
-            for first in range(0, len(mode), self.wanted.batch):
-                chunk = mode[first : first + self.wanted.batch]
+        for kind in dict.fromkeys(job.kind for job in jobs):
+            alike = [job for job in jobs if job.kind == kind]
+            for first in range(0, len(alike), self.wanted.batch):
+                chunk = alike[first : first + self.wanted.batch]
                 have = len(self.done) - after
                 after += len(chunk)
                 if have < len(chunk):
@@ -218,7 +220,7 @@ def _spans(examples: list[Example], groups: int, wanted: Calibration, target: Mo
             tokens = own[rng.integers(len(own))].tokens
             length = min(int(rng.integers(min(least, most), most + 1)), len(tokens))
             first = int(rng.integers(len(tokens) - length + 1))
-            jobs.append(_Job(group, tokens[first : first + length], sampled=False))
+            jobs.append(_Job(group, tokens[first : first + length], "span"))
     return jobs
 
 
@@ -247,7 +249,7 @@ def _outputs(target: Model, chunk: list[_Job], wanted: Calibration, number: int)
     """Return the records of a batch; the seed is the batch's own, so that any batch can be written alone."""
     network = target.network
     assert network is not None  # noqa: S101 -- checked with the prompts
-    sampled = chunk[0].sampled
+    sampled = chunk[0].kind == "sampled"
     ids, mask = _left_padded([job.prompt for job in chunk], network.device)
     recorder = _Recorder(target.vocab_size, wanted.top, wanted.temperature if sampled else 0.0)
     ends = sorted(target.eos)
@@ -262,8 +264,7 @@ def _outputs(target: Model, chunk: list[_Job], wanted: Calibration, number: int)
         pad_token_id=ends[0] if ends else 0,
     )
     devices = [network.device] if network.device.type == "cuda" else []
-    half = torch.autocast(network.device.type, torch.bfloat16, enabled=network.device.type == "cuda")
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(), half:
+    with torch.random.fork_rng(devices=devices), torch.inference_mode():
         torch.manual_seed((wanted.seed << 32) + number)
         written = network.generate(
             ids, attention_mask=mask, generation_config=options, logits_processor=LogitsProcessorList([recorder])
@@ -288,7 +289,7 @@ def _record(job: _Job, row: list[int], index: int, recorder: _Recorder, target: 
         "start": len(job.prompt),
         "tokens": [*job.prompt, *row[:length]],
         "best": [int(step[index]) for step in recorder.best[:length]],
-        "sampled": job.sampled,
+        "kind": job.kind,
     }
     if recorder.top:
         record["top"] = [ids[index].tolist() for ids, _ in recorder.tops[:length]]
@@ -299,7 +300,7 @@ def _record(job: _Job, row: list[int], index: int, recorder: _Recorder, target: 
 def _example(record: dict[str, Any]) -> Example:
     top = (np.array(record["top"]), np.array(record["log"])) if "top" in record else None
     tokens, best = tuple(record["tokens"]), tuple(record["best"])
-    return Example(record["group"], tokens, record["start"], best, record["sampled"], top)
+    return Example(record["group"], tokens, record["start"], best, record["kind"], top)
 
 
 def split(examples: Sequence[Example], *, share: float, seed: int) -> tuple[list[Example], list[Example]]:

@@ -28,11 +28,12 @@ __all__ = [
     "Students",
     "SubsetHead",
     "agreements",
+    "check_exits",
+    "check_layers",
     "choose_layers",
     "drafter",
     "frequent_tokens",
     "frozen_exits",
-    "half",
     "joint_exits",
     "scored",
     "shrink_head",
@@ -80,7 +81,8 @@ class SubsetHead(nn.Module):
         """
         if not self._whole:
             raise ModelError(
-                "expected a drafter whose head is whole or its embeddings'; got a small one: start from another"
+                "expected a drafter whose head is whole, or rows of its embeddings; got a small head of its own:"
+                " start from another drafter"
             )
         return self._whole[0]
 
@@ -133,6 +135,7 @@ def frequent_tokens(examples: Iterable[Example], count: int, *, vocab_size: int,
 
     Examples
     --------
+    >>> from hsdopt.runtime.calibration import Example
     >>> frequent_tokens([Example(0, (9, 7, 7, 8), 1, (7, 7, 8))], 3, vocab_size=10, ends=[2])
     [2, 7, 8]
     """
@@ -316,7 +319,7 @@ def joint_exits(network: PreTrainedModel, exits: Sequence[int], *, embeddings: b
     made = drafter(network, embeddings=embeddings).parts[0].network
     count = decoder_layers(network)
     parts = []
-    for layers in _checked(exits, count):
+    for layers in check_exits(exits, count):
         last = [index for index in range(count) if index != layers - 1]
         parts.append(Student(f"exit-{layers}", made, without_layers(made, last), layers - 1))
     return Students(parts, made, joint=True)
@@ -342,7 +345,7 @@ def frozen_exits(
     """
     count = decoder_layers(network)
     parts = []
-    for layers in _checked(exits, count, least=max(own, 1)):
+    for layers in check_exits(exits, count, least=own):
         starts = [first_layers(network, layers), without_layers(network, range(layers - own, count - own))]
         base = (
             starts[0] if not examples or layers == count - own else max(starts, key=lambda n: _agreement(n, examples))
@@ -356,7 +359,28 @@ def frozen_exits(
     return Students(parts, first_layers(network, deepest) if deepest < count else network)
 
 
-def _checked(exits: Sequence[int], count: int, least: int = 1) -> list[int]:
+def check_layers(network: PreTrainedModel, layers: int) -> int:
+    """Return how many layers `network` has, if `layers` are fewer and at least one.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they are not.
+    """
+    count = decoder_layers(network)
+    if not 1 <= layers < count:
+        raise InvalidArgumentError(f"expected 1 to {count - 1} layers to keep; got {layers}")
+    return count
+
+
+def check_exits(exits: Sequence[int], count: int, *, least: int = 1) -> list[int]:
+    """Return exits in order, each once, if all are after `least` layers or more and below `count`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If they are not, or there are none.
+    """
     if not exits or not all(least <= layers < count for layers in exits):
         raise InvalidArgumentError(f"expected exits after {least} to {count - 1} layers; got {list(exits)}")
     return sorted(set(exits))
@@ -389,18 +413,12 @@ def agreements(students: Students, examples: Sequence[Example], *, batch: int = 
     students.train(mode=False)
     for first in range(0, len(examples), batch):
         part = Batch.of(examples[first : first + batch], students.device)
-        with half(students.device):
-            choices = {name: logits.argmax(-1) for name, logits in students.logits(part).items()}
+        choices = {name: logits.argmax(-1) for name, logits in students.logits(part).items()}
         for name, chosen in choices.items():
             judge = choices[FULL] if FULL in choices and name != FULL else part.best
             equal = (chosen == judge).split(list(part.counts))  # type: ignore[no-untyped-call] # PyTorch's is not typed
             found[name] += [(int(places.sum()), len(places)) for places in equal]
     return found
-
-
-def half(device: torch.device) -> torch.autocast:
-    """Return bfloat16 arithmetic on GPUs; the weights stay as they are."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _agreement(network: PreTrainedModel, examples: Sequence[Example]) -> float:
@@ -443,9 +461,7 @@ def choose_layers(
     InvalidArgumentError
         If `layers` is not between 1 and one less than the network has, or there are no examples.
     """
-    count = decoder_layers(network)
-    if not 1 <= layers < count:
-        raise InvalidArgumentError(f"expected 1 to {count - 1} layers to keep; got {layers}")
+    count = check_layers(network, layers)
     if not examples or group < 1:
         raise InvalidArgumentError("expected examples to choose layers on, and groups of at least 1 layer")
     known = [] if journal is None else [record["dropped"] for record in journal.records if "dropped" in record]
@@ -474,7 +490,7 @@ def _ranked(
         part = Batch.of(examples[first : first + batch], network.device)
         places += len(part.best)
         hidden: dict[int, torch.Tensor] = {}
-        with half(network.device), _captured(base, set(range(len(left))), hidden):
+        with _captured(base, set(range(len(left))), hidden):
             base.base_model(input_ids=part.ids, use_cache=False)
         for place, tail in tails.items():
             agreed, log = _score(tail, part, hidden[place - 1] if place else None)
@@ -490,8 +506,7 @@ def _tail_without(base: PreTrainedModel, place: int) -> PreTrainedModel:
 
 def _score(tail: PreTrainedModel, part: Batch, hidden: torch.Tensor | None) -> tuple[float, float]:
     """Return how often the target's choice is met, and the log-likelihood of its choices, summed over places."""
-    with half(part.ids.device):
-        logits = scored(tail, part, hidden)
+    logits = scored(tail, part, hidden)
     log = -nn.functional.cross_entropy(logits.float(), part.best, reduction="sum")
     return float((logits.argmax(-1) == part.best).sum()), float(log)
 

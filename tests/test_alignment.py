@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 torch.set_num_threads(1)
-PROMPTS = [[3 + (7 * index + 11 * place) % (VOCAB - 3) for place in range(3 + index % 7)] for index in range(40)]
+MANY = [[3 + (7 * index + 11 * place) % (VOCAB - 3) for place in range(3 + index % 7)] for index in range(60)]
+PROMPTS = MANY[:40]
 DATA = Calibration(samples=2, temperature=1.0, spans=1, max_new_tokens=16, top=8, batch=16)
 FAST: dict[str, Any] = {"steps": 40, "learning_rate": 2e-3, "evaluate_every": 20, "warmup": 5}
 
@@ -95,7 +96,7 @@ def test_outputs_are_those_of_the_runtime() -> None:
 
 
 def test_best_and_top_of_samples_are_the_targets_own() -> None:
-    sampled = [example for example in data()[0] if example.sampled]
+    sampled = [example for example in data()[0] if example.kind == "sampled"]
     assert any(example.best != example.tokens[example.start :] for example in sampled)
     part = Batch.of(sampled[:6], torch.device("cpu"))
     with torch.inference_mode():
@@ -153,12 +154,11 @@ MARGIN = 0.07
 @pytest.mark.parametrize("soft", [0.0, 1.0])
 def test_alignment_raises_acceptance(tmp_path: Path, soft: float) -> None:
     model = tiny_model(0, name="t", dtype=torch.float32)
-    prompts = [*PROMPTS, *([5, *prompt] for prompt in PROMPTS[:20])]
     wanted = Calibration(samples=4, temperature=1.0, max_new_tokens=24, top=8, batch=64)
-    train, held_out = split(calibrate(model, prompts, wanted), share=0.2, seed=0)
+    train, held_out = split(calibrate(model, MANY, wanted), share=0.2, seed=0)
     students = drafter(tiny_network(0, noise=0.1, dtype=torch.float32))
     before = logits_of(model.network)
-    recipe = Recipe(**{**FAST, "soft": soft, "batch": 16, "steps": 60})
+    recipe = Recipe(**{**FAST, "soft": soft, "batch": 16, "steps": 90, "evaluate_every": 30})
     outcome = align(students, train, held_out, recipe, folder=tmp_path)
     assert outcome.before["drafter"].rate < 0.45
     assert outcome.after["drafter"].rate > outcome.before["drafter"].rate + MARGIN
@@ -562,7 +562,9 @@ WRONG = (
     (("--layers", "2", "--head-tokens", "999"), "expected a head of 1 to 258 tokens; got 999"),
     (("--layers", "2", "--labels", "soft"), "expected argmax or outputs as --labels"),
     (("--layers", "2", "--soft", "1"), "data.jsonl was started with top = 0; this call says 16"),
+    (("--exits", "1,3"), "expected exits after 1 to 2 layers; got [1, 3]"),
     (("--layers", "2", "--holdout", "1"), "expected a share between 0 and 1"),
+    (("--small", "lookup"), "expected a network to align; lookup only proposes"),
     (("--small", "nothing/here"), "unknown model 'nothing/here'"),
     (("--layers", "2", "--resume", "--force"), "expected --resume or --force, not both"),
 )

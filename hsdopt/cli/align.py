@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hsdopt.runtime.students import Students
 
 _JOINT = "A copy of the target, trained with its exits: it is a target of its own, and exit:E@FOLDER drafts for it."
+_TOGETHER = 32
+"""Prompts that the target continues together."""
 _TOP = 16
 """Probabilities kept per token for soft labels."""
 
@@ -166,7 +168,7 @@ def align(
             temperature=temperature,
             spans=spans,
             max_new_tokens=max_new_tokens,
-            batch=batch,
+            batch=_TOGETHER,
             top=_TOP if soft else 0,
             seed=seed,
         ),
@@ -283,13 +285,14 @@ def _align(
     from hsdopt.runtime.alignment import align as train
     from hsdopt.runtime.calibration import split
 
-    header = {"workload": workload.sha256, **asdict(request), "compact": compact}
-    journal = Journal(place.journal, header, resume=place.resume)
     sources = {"target": request.target, **({} if request.small is None else {"small": request.small})}
     models = load_models(sources, **loading)
     dtype = models["target"].dtype
     for model in models.values():
         _prepare(model)
+    _check(request, models, workload)
+    header = {"workload": workload.sha256, **asdict(request), "compact": compact}
+    journal = Journal(place.journal, header, resume=place.resume)
     with resumable(place.journal), progress_bar() as report:
         examples = _calibrate(request, place, workload, models["target"], report)
         examples_, held_out = split(examples, share=request.holdout, seed=request.recipe.seed)
@@ -299,6 +302,23 @@ def _align(
         )
         saved = _Saved(request, place, workload, models["target"], outcome, start, compact)
         return saved.write(students, dtype, examples_)
+
+
+def _check(request: _Request, models: dict[str, Model], workload: Workload) -> None:
+    """Refuse what cannot be trained before the target has written for hours."""
+    from hsdopt.runtime.calibration import Example, split
+    from hsdopt.runtime.quantised import decoder_layers
+    from hsdopt.runtime.students import check_exits, check_layers, frequent_tokens
+
+    target = models["target"]
+    network = models.get("small", target).network
+    split([Example(group, (), 0, ()) for group in range(len(workload))], share=request.holdout, seed=0)
+    if request.layers is not None:
+        check_layers(network, request.layers)
+    if request.exits is not None:
+        check_exits(request.exits, decoder_layers(network), least=request.own_layers or 1)
+    if request.head_tokens is not None:
+        frequent_tokens([], request.head_tokens, vocab_size=target.vocab_size, ends=target.eos)
 
 
 def _prepare(model: Model) -> None:
@@ -312,6 +332,10 @@ def _prepare(model: Model) -> None:
 
     if model.network is None:
         raise InvalidArgumentError(f"expected a network to align; {model.source} only proposes")
+    if model.precision in ("int8", "int4"):
+        raise InvalidArgumentError(
+            f"expected weights that can be trained; those of {model.source} are {model.precision}"
+        )
     whole_head(model.network)
     if model.dtype in (torch.bfloat16, torch.float16):
         model.network.float()
@@ -389,9 +413,9 @@ def _skipped(
 
 
 def _some(examples: list[Example], tokens: int) -> list[Example]:
-    """Return examples of so many tokens, greedy ones first, spread over the prompts."""
-    ranked = sorted(examples, key=lambda example: example.sampled)
-    return ranked[:: max(1, sum(example.outputs for example in ranked) // tokens)]
+    """Return greedy examples of about so many tokens, spread over the prompts."""
+    greedy = [example for example in examples if example.kind == "greedy"]
+    return greedy[:: max(1, sum(example.outputs for example in greedy) // tokens)]
 
 
 @dataclass(frozen=True, slots=True)
