@@ -175,14 +175,15 @@ class CalmSession(Session):
         self._cache.arm(None)
         return row
 
-    def _is_sure(self, layers: int, given: torch.Tensor, output: torch.Tensor) -> bool:
-        """Whether a token needs no more layers behind one that made `output` of `given`, [1, 1, width] both."""
+    def _is_sure(self, layers: int, given: torch.Tensor, output: Any) -> bool:  # noqa: ANN401 -- as layers return it
+        """Whether a token needs no more layers behind the one that made `output` of `given`, [1, 1, width]."""
         if layers == self.layers:
             return False
-        measure = self._gap if self.confidence.measure == "softmax" else _similarity
-        return measure(given, output) >= self.confidence.threshold
+        cheap = self.confidence.measure == "similarity"
+        sure = _similarity(given, _hidden(output)) if cheap else self._gap(output)
+        return sure >= self.confidence.threshold
 
-    def _gap(self, _: torch.Tensor, output: torch.Tensor) -> float:
+    def _gap(self, output: Any) -> float:  # noqa: ANN401 -- as layers return it
         # the network itself turns the hidden state into logits: norms, scales and caps are its own
         arguments = self._inputs(torch.zeros((1, 1), dtype=torch.long, device=self._device))
         logits = self._network(**arguments, **{self._keyword: _Probe(output)}).logits[0, -1, : self.vocab_size]
@@ -218,7 +219,7 @@ class ExitCache(DynamicCache):  # type: ignore[misc] # transformers is not typed
         self.layers = cache.layers
         self.arm(None)
 
-    def arm(self, is_sure: Callable[[int, torch.Tensor, torch.Tensor], bool] | None) -> None:
+    def arm(self, is_sure: Callable[[int, torch.Tensor, Any], bool] | None) -> None:
         """Let the token of the next pass exit where `is_sure(layers run, input, output)`; None: nowhere."""
         self._is_sure = is_sure
         self.output: Any = None
@@ -227,7 +228,7 @@ class ExitCache(DynamicCache):  # type: ignore[misc] # transformers is not typed
     def watch(self, layers: int, given: torch.Tensor, output: Any) -> None:  # noqa: ANN401 -- as layers return it
         """Note what layer number `layers` (from 1) made of `given`."""
         self.layers_run = layers
-        if self._is_sure is not None and self._is_sure(layers, given, _hidden(output)):
+        if self._is_sure is not None and self._is_sure(layers, given, output):
             self.output = output
 
     def update(self, *states: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401 -- handed on
@@ -241,7 +242,7 @@ class ExitCache(DynamicCache):  # type: ignore[misc] # transformers is not typed
 class _Probe(DynamicCache):  # type: ignore[misc] # transformers is not typed
     """An empty cache that layers answer with `output`: the network then only applies its norm and head to it."""
 
-    def __init__(self, output: torch.Tensor) -> None:
+    def __init__(self, output: Any) -> None:  # noqa: ANN401 -- as layers return it
         super().__init__()
         self.output = output
 

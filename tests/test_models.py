@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from huggingface_hub import HfApi
 from tiny import EOS, VOCAB, save_tiny, tiny_model, tiny_network, tiny_tokenizer
 from tokenizers import AddedToken
@@ -19,12 +20,16 @@ from typer.testing import CliRunner
 
 from hsdopt.cli.models import app
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError, VocabularyError
-from hsdopt.runtime import builtin, models
+from hsdopt.plan import LOOKUP
+from hsdopt.runtime import builtin, generate, models
+from hsdopt.runtime.calm import Confidence, with_exits
+from hsdopt.runtime.early_exit import first_layers
 from hsdopt.runtime.lookup import Bigrams, Lookup
 from hsdopt.runtime.models import Model, check_vocabulary, load_models, tensor_bytes
 from hsdopt.runtime.quantised import Int4Linear, Int8Linear, quantised_copy, without_layers
 
 torch.set_num_threads(1)
+PROMPT = list(range(70, 82))
 IDS = torch.arange(3, 43).reshape(1, -1)
 
 
@@ -59,6 +64,51 @@ def test_dtype_and_equal_tensors_are_shared(folder: Path, tmp_path: Path) -> Non
     assert target.precision == drafter.precision == "float32"
     both, one = tensor_bytes([target.network, drafter.network]), tensor_bytes([target.network])
     assert one <= both < 1.01 * one  # rotary buffers are not shared
+
+
+def test_a_device_map_says_where_the_parts_of_the_target_go(folder: Path) -> None:
+    names = [f"t={folder}", f"x=exit:1@{folder}", LOOKUP]
+    plain = load_models(names)
+    for device_map in ({"": "cpu"}, "cpu"):
+        loaded = load_models(names, device_map=device_map)
+        assert loaded["t"].device == torch.device("cpu")
+        assert tensor_bytes([loaded["t"].network, loaded["x"].network]) == plain["t"].bytes
+        spread, whole = (generate("t(x:3)", models, PROMPT, max_new_tokens=20) for models in (loaded, plain))
+        assert spread.tokens == whole.tokens
+
+
+def test_a_part_of_the_target_may_stay_on_disk(folder: Path) -> None:
+    inside = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+    device_map = {**dict.fromkeys(inside, "cpu"), "model.layers.1": "disk"}
+    plain = load_models([f"t={folder}", f"s={folder}"])
+    loaded = load_models([f"t={folder}"], device_map=device_map)
+    assert loaded["t"].device == torch.device("cpu")
+    assert 0 < loaded["t"].bytes < plain["t"].bytes
+    for plan in ("t", "t(s:3)"):
+        spread = generate(plan, {**plain, **loaded}, PROMPT, max_new_tokens=20)
+        assert spread.tokens == generate("t", plain, PROMPT, max_new_tokens=20).tokens
+    with pytest.raises(ModelError, match=r"expected all of .* in memory for exit:1@.*; a part of it is offloaded"):
+        load_models([f"t={folder}", f"x=exit:1@{folder}"], device_map=device_map)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_recipes_over_a_network_with_hooks_between_devices(architecture: str) -> None:
+    network = tiny_network(architecture=architecture, layers=3)
+    plain = {"t": Model.of(network, None, name="t"), "x": Model.of(first_layers(network, 2), None, name="x")}
+    whole = generate("t(x:3)", plain, PROMPT, max_new_tokens=20)
+    dispatch_model(network, {"": "cpu"}, force_hooks=True, skip_keys=["cache"])
+    spread = {"t": Model.of(network, None, name="t"), "x": Model.of(first_layers(network, 2), None, name="x")}
+    spread["c"] = Model.of(with_exits(network), None, name="c", confidence=Confidence(0.0, "similarity"))
+    assert generate("t(x:3)", spread, PROMPT, max_new_tokens=20).tokens == whole.tokens
+    assert generate("t(c:3)", spread, PROMPT, max_new_tokens=20).tokens == whole.tokens
+    session = spread["c"].session()
+    session.forward(PROMPT, 8)
+    assert session.layers_used == [1] * 7
+
+
+def test_what_is_no_folder_is_not_spread(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"expected a folder or a hub id to spread over devices; got .*gguf"):
+        load_models([broken(tmp_path, "gguf")], device_map="auto")
 
 
 def test_lookup_takes_the_vocabulary_of_the_target(folder: Path) -> None:
