@@ -36,7 +36,7 @@ __all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "Shape", "atomic_write"]
 SCHEMA = 1
 """The version of the profile's schema that this code writes and reads."""
 
-_PUBLISHED = 4
+PUBLISHED = 4
 """Draft length for which the published definitions of acceptance are written down."""
 
 DEFAULT_MAX_LENGTH = 32
@@ -512,7 +512,7 @@ def _counts(profile: Profile) -> dict[str, Any]:
                 "rate": round(law.rate, 6),
                 "first_position": round(law.survival[1], 6),
                 "positions": trials,
-                "published": asdict(law.published(min(_PUBLISHED, profile.max_draft_length))),
+                "published": asdict(law.published(min(PUBLISHED, profile.max_draft_length))),
                 "survival": [round(s, 6) for s in law.survival],
             }
     return counts

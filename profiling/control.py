@@ -97,9 +97,11 @@ class ControlCosts:
         return {name: self._change(name) for name in self._networks}
 
     def applied(self, profiled: Profile) -> Profile:
-        """Return the profile with the costs of its networks scaled by `changes`."""
-        scaled = {name: profiled.costs[name].scaled(factor) for name, factor in self.changes().items()}
-        return replace(profiled, costs={**profiled.costs, **scaled}, samples={})
+        """Return the profile with the costs of its networks scaled by `changes`, and overhead like the target's."""
+        changes = self.changes()
+        scaled = {name: profiled.costs[name].scaled(factor) for name, factor in changes.items()}
+        overhead = {name: seconds * changes[profiled.target] for name, seconds in profiled.overhead.items()}
+        return replace(profiled, costs={**profiled.costs, **scaled}, samples={}, overhead=overhead)
 
     def noise(self) -> float:
         """Return the relative standard error of `changes` for all models together, as blocks of time tell it.

@@ -18,6 +18,8 @@ from hsdopt.runtime.model import Model
 
 __all__ = ["MeasuredRun", "Runner", "Timed", "measure_plans"]
 
+_FEWEST = 2  # prompts, whatever the budget: intervals need them
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -108,10 +110,11 @@ def measure_plans(
     runners: Sequence[Runner] = (),
     resume: bool = False,
     seed: int = 0,
+    budget: float | None = None,
     between: Callable[[], None] | None = None,
     progress: Progress | None = None,
 ) -> tuple[MeasuredRun, ...]:
-    """Return one run per plan (or other runner), prompt and repeat.
+    """Return one run per plan (or other runner), prompt and repeat; within a budget, of as many prompts as it lasts.
 
     All take their turns on one prompt before the next prompt, in an order drawn anew each time, so a machine that
     slows down slows them alike and ratios can be paired. End-of-text is ignored, so all write the same number of
@@ -136,8 +139,11 @@ def measure_plans(
         Continue the journal.
     seed : int
         Of the order, and of sampling: all plans see the same seeds.
+    budget : float, optional
+        Seconds of runs: a prompt that would exceed it, were it like those before, is not begun, but for the first
+        two. All repeats of a prompt are then made before the next prompt, so that none is left half done.
     between : callable, optional
-        Called after all have had their turn on a prompt.
+        Called after every run.
     progress : callable, optional
         Called with (stage, done, total).
 
@@ -149,7 +155,7 @@ def measure_plans(
     entrants: list[Runner] = [*(_PlanRunner(plan, models) for plan in plans), *runners]
     record = Journal(
         Path(journal),
-        _header(plans, models, prompts, setting=setting, repeats=repeats, seed=seed, runners=runners),
+        _header(plans, models, prompts, setting=setting, repeats=repeats, seed=seed, budget=budget, runners=runners),
         resume=resume,
     )
     runs = [MeasuredRun.from_record(entry) for entry in record.records]
@@ -157,7 +163,9 @@ def measure_plans(
     total = len(entrants) * len(prompts) * repeats
     if len(finished) < total:
         _warm_up(entrants, prompts[0], setting)
-    for repeat, prompt, index in _turns(len(entrants), len(prompts), repeats, seed):
+    for repeat, prompt, index in _turns(len(entrants), len(prompts), repeats, seed, by_prompt=budget is not None):
+        if budget is not None and prompt >= _FEWEST and _spent(runs, prompt) * (prompt + 1) / prompt > budget:
+            break
         label = entrants[index].label
         if (label, prompt, repeat) in finished:
             continue
@@ -181,10 +189,12 @@ def _header(
     setting: Setting,
     repeats: int,
     seed: int,
+    budget: float | None,
     runners: Sequence[Runner],
 ) -> dict[str, Any]:
     """Return what tells one measurement from another."""
-    return {
+    limited = {} if budget is None else {"budget": budget}
+    return limited | {
         "plans": [plan.label for plan in plans],
         "baselines": [runner.label for runner in runners],
         "prompts": [digest(prompt) for prompt in prompts],
@@ -196,12 +206,18 @@ def _header(
     }
 
 
-def _turns(entrants: int, prompts: int, repeats: int, seed: int) -> Iterator[tuple[int, int, int]]:
+def _turns(entrants: int, prompts: int, repeats: int, seed: int, *, by_prompt: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield (repeat, prompt, entrant); the slower of the first two is the prompt if so told."""
     rng = np.random.default_rng(seed)
-    for repeat in range(repeats):
-        for prompt in range(prompts):
-            for index in rng.permutation(entrants).tolist():
-                yield repeat, prompt, index
+    rounds = [(repeat, prompt) for repeat in range(repeats) for prompt in range(prompts)]
+    for repeat, prompt in sorted(rounds, key=lambda turn: turn[::-1]) if by_prompt else rounds:
+        for index in rng.permutation(entrants).tolist():
+            yield repeat, prompt, index
+
+
+def _spent(runs: Sequence[MeasuredRun], prompt: int) -> float:
+    """Return the seconds of all runs on the prompts before `prompt`, whatever came after them."""
+    return sum(run.seconds + run.prefill_seconds for run in runs if run.prompt < prompt)
 
 
 def _warm_up(entrants: Sequence[Runner], prompt: Sequence[int], setting: Setting) -> None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hsdopt.acceptance import Traces
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError, PredictionError
+from hsdopt.overhead import Overhead
 from hsdopt.plan import LOOKUP, Bild, Level, Plan
 from hsdopt.profiles import DEFAULT_MAX_LENGTH, Profile
 from hsdopt.simulate.engine import (
@@ -93,6 +94,9 @@ class ReplayedRun(Counts):
         Walks per prompt; 1 if nothing had to be drawn.
     bild : BildCounts or None
         Fallbacks and rollbacks of a bild plan.
+    overhead : float
+        Seconds per token outside the passes; 0 unless they were asked for. They are part of `seconds_per_token`, of
+        `prompt_seconds` and of the intervals.
     """
 
     plan: Plan
@@ -101,6 +105,12 @@ class ReplayedRun(Counts):
     prompt_seconds: Floats = field(repr=False, compare=False)
     repeats: int
     bild: BildCounts | None = None
+    overhead: float = 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds per token of the target, pooled (sum over sum)."""
+        return self.seconds / self.tokens + self.overhead if self.tokens else 0.0
 
     @property
     def prompt_seconds_per_token(self) -> Floats:
@@ -172,6 +182,7 @@ def replay(
     seed: int = 0,
     context: float | None = None,
     repeats: int | None = None,
+    overhead: bool = False,
 ) -> ReplayedRun:
     """Return what a plan does along the outputs traced in a profile.
 
@@ -194,6 +205,8 @@ def replay(
         Read every cost at this context length; None for the one reached at each pass.
     repeats : int or None
         Walks per prompt; None for 1 if nothing is drawn, else 16.
+    overhead : bool
+        Add the seconds outside the passes that the profile measured.
 
     Returns
     -------
@@ -203,7 +216,8 @@ def replay(
     ------
     PredictionError
         If the profile has no traces of the models, its outputs have one token each, a level is
-        lenient, or passes longer than profiled take more than 0.2 % of the time.
+        lenient, passes longer than profiled take more than 0.2 % of the time, or the profile has no overhead where
+        it is asked for.
     InvalidArgumentError
         If a number is below 1.
 
@@ -224,7 +238,15 @@ def replay(
     >>> run.tokens_histogram, round(run.seconds_per_token, 9)
     ((0, 0, 1, 1), 0.5)
     """
-    (run,) = replay_many([plan], profile, max_new_tokens=max_new_tokens, seed=seed, context=context, repeats=repeats)
+    (run,) = replay_many(
+        [plan],
+        profile,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        context=context,
+        repeats=repeats,
+        overhead=overhead,
+    )
     return run
 
 
@@ -236,6 +258,7 @@ def replay_many(
     seed: int = 0,
     context: float | None = None,
     repeats: int | None = None,
+    overhead: bool = False,
 ) -> list[ReplayedRun]:
     """Return `replay` of each plan; what they share is prepared once.
 
@@ -249,14 +272,20 @@ def replay_many(
     check_length(seed, "seed", minimum=0)
     plans = tuple(plans)
     script = _Script(profile, max_new_tokens, context, max(map(_reach, plans), default=0))
+    beside = Overhead.of(profile) if overhead else Overhead()
     runs = []
     for plan in plans:
         for model in plan.models:
             profile.require(model)
         run = _BildWalk(plan, script).run() if isinstance(plan, Bild) else _walk(plan, script, seed, repeats)
         refuse_extrapolation(plan, run, {model: script.costs(model) for model in plan.models})
-        runs.append(run)
+        runs.append(_with_overhead(run, beside))
     return runs
+
+
+def _with_overhead(run: ReplayedRun, beside: Overhead) -> ReplayedRun:
+    outside = beside.seconds(run.kinds_per_token, run.plan.target)
+    return replace(run, overhead=outside, prompt_seconds=run.prompt_seconds + outside * run.prompt_tokens)
 
 
 def _reach(plan: Plan) -> int:

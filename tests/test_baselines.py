@@ -126,7 +126,8 @@ def test_runners_take_turns_with_plans_and_resume(target: Model, tmp_path: Path)
         [Level("big")], {"big": target}, prompts, runners=[stub], between=lambda: calls.append(stub.turns), **options
     )
     assert stub.turns == 5  # one to warm up
-    assert calls == [2, 3, 4, 5]
+    assert len(calls) == 8
+    assert calls[1::2] == [2, 3, 4, 5]
     for start in range(0, len(runs), 2):
         assert {run.plan for run in runs[start : start + 2]} == {"big", "stub()"}
         assert len({run.prompt for run in runs[start : start + 2]}) == 1
@@ -135,3 +136,17 @@ def test_runners_take_turns_with_plans_and_resume(target: Model, tmp_path: Path)
     assert stub.turns == 5
     assert again == runs
     assert MeasuredRun.from_record(runs[0].to_record()) == runs[0]
+
+
+@pytest.mark.parametrize(("budget", "prompts"), [(1e-9, 2), (23.0, 2), (25.0, 3), (31.0, 3), (1e9, 4)])
+def test_a_budget_stops_between_prompts_and_resumes(target: Model, tmp_path: Path, budget: float, prompts: int) -> None:
+    texts = [PROMPT, PROMPT[::-1], PROMPT[1:], PROMPT[2:]]
+    options = {"setting": Setting(max_new_tokens=4), "repeats": 2, "journal": tmp_path / "runs", "budget": budget}
+    stub = Stub()  # four seconds a run, eight a prompt; a run of the plan is next to nothing
+    runs = measure_plans([Level("big")], {"big": target}, texts, runners=[stub], **options)
+    assert [run.prompt for run in runs] == [prompt for prompt in range(prompts) for _ in range(4)]
+    assert stub.turns == 1 + 2 * prompts
+    journal = tmp_path / "runs"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:4]))
+    again = measure_plans([Level("big")], {"big": target}, texts, runners=[stub], resume=True, **options)
+    assert [(run.plan, run.prompt, run.repeat) for run in again] == [(run.plan, run.prompt, run.repeat) for run in runs]

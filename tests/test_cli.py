@@ -21,6 +21,7 @@ from hsdopt.profiles import Profile
 from hsdopt.profiling import recheck
 from hsdopt.profiling.cost import CostRecord
 from hsdopt.runtime import load_models
+from hsdopt.runtime.builtin import BUILTIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +87,7 @@ def test_a_pipe_gets_plain_text_that_nothing_folds(profile: Path) -> None:
     done = python(f"import sys; sys.argv[:] = {arguments}; from hsdopt.cli import main; main()", NO_COLOR="1")
     assert "\x1b" not in done.stdout
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
-    labels = ("why: ", "memory: ", "predicted by: ", "sure: ", "matters most ")
+    labels = ("why: ", "memory: ", "work: ", "predicted by: ", "sure: ", "matters most ")
     tail = done.stdout[done.stdout.index("why: ") :].splitlines()
     assert all(line.startswith(labels) for line in tail)
 
@@ -253,3 +254,8 @@ def test_the_unexpected_is_one_line_too(
 
     monkeypatch.setattr("hsdopt.profiles.Profile.load", fail)
     assert said in refused("solve", profile, code=code)
+
+
+def test_built_in_names_stand_for_the_recipes_that_profiles_keep() -> None:
+    for name, (recipe, _) in BUILTIN.items():
+        assert absolute(name) == recipe

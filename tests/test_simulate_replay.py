@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import plans
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from traced import traced_profile
 
 from hsdopt.acceptance import Traces
 from hsdopt.costs import CostCurve
 from hsdopt.errors import InvalidArgumentError, PredictionError
+from hsdopt.overhead import DRAFTING, ROUND
 from hsdopt.plan import LOOKUP, Adaptive, Bild, Choice, Level, Plan, Segment, Stop, parse_plan
 from hsdopt.profiles import Profile
 from hsdopt.simulate import ReplayedRun, replay, replay_many, simulate
@@ -513,3 +516,24 @@ def test_a_model_that_was_timed_but_not_traced() -> None:
     timed = Profile("big", {**profile.costs, "mid": CostCurve.fixed(0.1)}, traces=profile.traces)
     with pytest.raises(PredictionError, match=r"expected traces of mid; got those of big, small: add it with"):
         replay(parse_plan("big(mid:2)"), timed)
+
+
+def test_seconds_outside_the_passes_are_added_where_asked_for() -> None:
+    measured = replace(traced_profile(21, prompts=6), overhead={ROUND: 0.01, DRAFTING: 0.002})
+    for plan in (parse_plan("big(int8:4(lookup:3))"), parse_plan("big"), Bild("big", "int8", 0.6, 3.0, 10)):
+        bare, whole = replay(plan, measured), replay(plan, measured, overhead=True)
+        below = sum(count for (model, _), count in bare.passes.items() if model != "big")
+        outside = 0.01 * bare.rounds + 0.002 * below
+        assert whole.seconds_per_token * whole.tokens == pytest.approx(bare.seconds + outside)
+        assert whole.prompt_seconds.sum() == pytest.approx(bare.prompt_seconds.sum() + outside)
+        assert whole.interval(np.random.default_rng(0))[0] > bare.interval(np.random.default_rng(0))[0]
+    with pytest.raises(PredictionError, match="seconds outside the passes"):
+        replay(parse_plan("big"), traced_profile(21, prompts=6), overhead=True)
+
+
+def test_noise_of_another_kind_widens_the_predicted_interval() -> None:
+    run = replay(parse_plan("big(int8:4)"), traced_profile(22, prompts=12))
+    rng = np.random.default_rng(0)
+    plain = run.predictive_interval(rng, prompts=8)
+    wide = run.predictive_interval(rng, prompts=8, noise=np.exp(0.3 * rng.standard_normal(500)))
+    assert wide[1] - wide[0] > 1.3 * (plain[1] - plain[0])

@@ -169,3 +169,12 @@ def test_models_that_moved_away_are_named(profile: Path, tmp_path: Path) -> None
     for command in (("validate", moved, "-o", tmp_path / "report"), ("check", moved), writing):
         assert "expected small at" in refused(*command)
     assert Profile.load(moved).target == "big"
+
+
+def test_a_budget_ends_with_a_report_of_the_prompts_it_lasted_for(profile: Path, tmp_path: Path) -> None:
+    plan = ("--plan", "big(small:2)", "--repeats", "2", "--budget", "0.001s")
+    call("validate", profile, *plan, "-o", tmp_path / "report")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["summary"]["prompts"] == 2
+    assert report["provenance"]["budget"] == 0.001
+    assert "expected --budget as a time above 0" in refused("validate", profile, *plan[:-1], "soon", "-o", tmp_path)

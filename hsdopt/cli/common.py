@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +38,14 @@ __all__ = [
     "progress_bar",
     "require_extra",
     "require_sources",
+    "seconds_of",
     "status",
     "whole_numbers",
     "write_text",
 ]
 
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _UNLIMITED = 1000
 """Columns of a pipe: nothing is folded there."""
@@ -253,3 +257,23 @@ def require_extra(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingExtraError(f"this needs {error.name}: install hsdopt with its extra [{extra}]") from error
+
+
+def seconds_of(text: str) -> float:
+    """Return a length of time in seconds.
+
+    Raises
+    ------
+    InvalidArgumentError
+        If it is not a number above 0 with s, m or h, or several such.
+
+    Examples
+    --------
+    >>> seconds_of("3m"), seconds_of("90s"), seconds_of("1m30s"), seconds_of("45")
+    (180.0, 90.0, 90.0, 45.0)
+    """
+    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smh]?)", text.strip())
+    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text) or total <= 0:
+        raise InvalidArgumentError(f"expected --budget as a time above 0, such as 90s, 3m or 1h; got {text!r}")
+    return total

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +22,7 @@ from hsdopt.cli.common import (
     progress_bar,
     require_extra,
     require_sources,
+    seconds_of,
     status,
     whole_numbers,
 )
@@ -202,29 +202,6 @@ def _effort(repeats: int | None, precision: float | None, budget: str | None, co
     return _Effort(budget=seconds_of(budget), confidence=sure)
 
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def seconds_of(text: str) -> float:
-    """Return a length of time in seconds.
-
-    Raises
-    ------
-    InvalidArgumentError
-        If it is not a number above 0 with s, m or h, or several such.
-
-    Examples
-    --------
-    >>> seconds_of("3m"), seconds_of("90s"), seconds_of("1m30s"), seconds_of("45")
-    (180.0, 90.0, 90.0, 45.0)
-    """
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smh]?)", text.strip())
-    total = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != re.sub(r"\s", "", text) or total <= 0:
-        raise InvalidArgumentError(f"expected --budget as a time above 0, such as 90s, 3m or 1h; got {text!r}")
-    return total
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What is to be measured."""
@@ -360,12 +337,17 @@ def _show(path: Path, *, as_json: bool) -> None:
         budget = profiled.provenance.get("budget")
         print_json({"profile": str(path), "models": rows} | ({} if budget is None else {"budget": budget}))
         return
-    table = new_table("model", "c(1)", "c(4)", "c(8)", "c(16)", "acceptance", "positions", "MB")
+    table = new_table("model", "c(1)", "c(4)", "c(8)", "c(16)", "iid", "first", "of 4", "positions", "MB")
     for row in rows:
         costs = ["" if seconds is None else milliseconds(seconds) for seconds in row["seconds_per_pass"].values()]
-        rate = "" if row["acceptance"] is None else f"{row['acceptance']:.3f}"
-        table.add_row(row["model"], *costs, rate, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.3g}")
-    typer.echo(f"{path}: ms per pass of n tokens, c(n), and acceptance by {profiled.target}")
+        known = row["published"] or {}
+        rates = (row["acceptance"], known.get("first_position"), known.get("per_drafted"))
+        shown = ["" if rate is None else f"{rate:.3f}" for rate in rates]
+        table.add_row(row["model"], *costs, *shown, str(row["positions"] or ""), f"{row['bytes'] / 1e6:.3g}")
+    typer.echo(
+        f"{path}: ms per pass of n tokens, c(n); acceptance by {profiled.target}: per token judged (iid), of first "
+        "tokens, and accepted / drafted in drafts of 4"
+    )
     output().print(table)
     if "budget" in profiled.provenance:
         for line in _decision(profiled.provenance["budget"]):
@@ -391,6 +373,8 @@ def _decision(said: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(profiled: Profile, name: str) -> dict[str, Any]:
+    from hsdopt.profiles import PUBLISHED
+
     cost = profiled.cost(name)
     law = None if name == profiled.target else profiled.acceptance(name, profiled.target)
     seconds = {n: cost(n, profiled.context) if n <= cost.max_tokens else None for n in (1, 4, 8, 16)}
@@ -398,6 +382,7 @@ def _row(profiled: Profile, name: str) -> dict[str, Any]:
         "model": name,
         "seconds_per_pass": seconds,
         "acceptance": None if law is None else law.rate,
+        "published": None if law is None else asdict(law.published(min(PUBLISHED, profiled.max_draft_length))),
         "positions": law.trials[0] if law is not None and law.trials else None,
         "bytes": profiled.models[name].bytes,
     }

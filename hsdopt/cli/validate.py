@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from hsdopt.cli.common import (
     progress_bar,
     require_extra,
     require_sources,
+    seconds_of,
 )
 from hsdopt.cli.faults import CHECK_FAILED, resumable
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ProfileError
@@ -59,6 +61,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Continue an interrupted 
 Force = Annotated[bool, typer.Option("--force", help="Measure afresh, and replace a report that is at -o.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the order of runs, sampling and bootstrap.")]
 Out = Annotated[Path, typer.Option("--output", "-o", help="The folder for report and plots.")]
+Budget = Annotated[
+    str | None,
+    typer.Option("--budget", help="Run as many prompts as fit into so long, at least two: 90s, 5m, 1h."),
+]
 Others = Annotated[
     bool | None,
     typer.Option(
@@ -68,6 +74,8 @@ Others = Annotated[
 ]
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
+
+_SURE_PROMPTS = 2  # that are run whatever the budget
 
 _REPLICATES = 400  # of cost curves, behind predicted intervals
 
@@ -91,6 +99,7 @@ def validate(
     seed: Seed = 0,
     output_path: Out = Path("validation"),
     baselines: Others = None,
+    budget: Budget = None,
     trust_remote_code: Remote = False,
     as_json: Json = False,
 ) -> None:
@@ -112,7 +121,8 @@ def validate(
     workload = _workload(profiled, prompts, max_prompts)
     place = _Place(output_folder(output_path), resume=resume)
     beside = not plan and suite != "quick" if baselines is None else baselines
-    asked = _asked(profiled, workload, seed, plans=plan or [suite], repeats=repeats, baselines=beside)
+    limit = None if budget is None else seconds_of(budget)
+    asked = _asked(profiled, workload, seed, plans=plan or [suite], repeats=repeats, baselines=beside, budget=limit)
     report = place.finished()
     if report is not None:
         _require_same(report, asked, place.report)
@@ -154,8 +164,8 @@ def _validated(
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)
     _check_contexts(profiled, models[profiled.target], rendered.values())
     others = _baselines(profiled, models, rendered, suite) if asked["baselines"] else None
-    repeats, seed = asked["repeats"], asked["seed"]
-    timed, noise, measured = _measured(profiled, models, rendered, plans, others, place, repeats=repeats, seed=seed)
+    seed = asked["seed"]
+    timed, noise, measured = _measured(profiled, models, rendered, plans, others, place, asked=asked)
     memory = _memory(profiled, plans, others)
     runs = _runs(measured, profiled.target)
     outcome = _compare(profiled, timed, solution, plans, runs, memory, noise=noise, seed=seed)
@@ -313,22 +323,24 @@ def _measured(
     others: Baselines | None,
     place: _Place,
     *,
-    repeats: int,
-    seed: int,
+    asked: Mapping[str, Any],
 ) -> tuple[Profile, float, tuple[MeasuredRun, ...]]:
     """Return the profile as of this validation, traces and speed taken anew, the speed's error, and the timed runs."""
     from hsdopt.profiling import ControlCosts, measure_plans
 
+    repeats, budget = asked["repeats"], asked["budget"]
+    entrants = len(plans) + (0 if others is None else len(others.runners))
+    sure = len(rendered) if budget is None else min(len(rendered), _SURE_PROMPTS)
     with resumable(place.runs, place.traces), progress_bar() as progress:
         control = ControlCosts(
             profiled,
             models,
             text=[token for prompt in rendered.values() for token in prompt],
             journal=place.control,
-            turns=repeats * len(rendered) * (len(plans) + (0 if others is None else len(others.runners))),
+            turns=repeats * sure * entrants,
+            repeats=2 if budget is None else 1,
             resume=place.resume,
         )
-        timed = _traced(profiled, models, rendered, place.traces, resume=place.resume, progress=progress)
         measured = measure_plans(
             plans,
             models,
@@ -338,10 +350,14 @@ def _measured(
             journal=place.runs,
             runners=() if others is None else others.runners,
             resume=place.resume,
-            seed=seed,
+            seed=asked["seed"],
+            budget=budget,
             between=control.take,
             progress=progress,
         )
+        reached = 1 + max(run.prompt for run in measured)
+        used = dict(islice(rendered.items(), reached))
+        timed = _traced(profiled, models, used, place.traces, resume=place.resume, progress=progress)
         return control.applied(timed), control.noise(), measured
 
 
@@ -516,7 +532,14 @@ def _provenance(profiled: Profile, workload: Workload, device: str, asked: Mappi
 
 
 def _asked(
-    profiled: Profile, workload: Workload, seed: int, *, plans: Sequence[str], repeats: int, baselines: bool
+    profiled: Profile,
+    workload: Workload,
+    seed: int,
+    *,
+    plans: Sequence[str],
+    repeats: int,
+    baselines: bool,
+    budget: float | None,
 ) -> dict[str, Any]:
     """Return what tells one validation from another, as its report keeps it."""
     return {
@@ -527,6 +550,7 @@ def _asked(
         "plans": list(plans),
         "repeats": repeats,
         "baselines": baselines,
+        "budget": budget,
         "profile": {key: profiled.provenance.get(key) for key in ("date", "command", "workload_sha256")},
     }
 
