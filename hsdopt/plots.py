@@ -310,7 +310,7 @@ def transfer_intervals(report: Report, *, ax: Axes | None = None) -> Axes:
         axes.plot([1e3 * row["measured_seconds_per_token"]], [place], linestyle="none", markersize=5.5, **look)
     _plan_ticks(axes, rows, report)
     axes.set(xlim=(0, None), ylim=(-0.7, len(rows) - 0.3), xlabel="ms per token")
-    axes.set_title(f"Predicted intervals: {sum(map(_covered, rows))} of {len(rows)} right")
+    axes.set_title(f"Intervals: {sum(map(_covered, rows))} of {len(rows)} hold")
     columns = ("plan", "measured_seconds_per_token", "interval", "transfer_seconds_per_token", "transfer_interval")
     _keep(axes, [_columns(row, *columns) | {"covered": _covered(row)} for row in reversed(rows)])
     return axes
@@ -346,7 +346,7 @@ def run_distribution(report: Report, *, ax: Axes | None = None) -> Axes:
         )
     axes.set(ylim=(0, 1.02), xlabel="ms per token of one output", ylabel="share of outputs at least so fast")
     axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_title(f"One output of {elide(found['plan'], 44)}")
+    axes.set_title(f"One output of {elide(found['plan'], 28)}")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), borderaxespad=0)
     _keep(axes, [{"source": name, "seconds_per_token": value} for name, values in curves.items() for value in values])
     return axes

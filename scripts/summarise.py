@@ -41,12 +41,14 @@ PLANS = ("plan", "measured, ms per token (95 %)", "predicted", "error", "tokens 
 
 
 def main(*arguments: str) -> None:
-    """Print one summary row per report, how its predictors did, then its plans and baselines."""
+    """Print one summary column per report, how its predictors did, then its plans and baselines."""
     reports = {}
     for argument in arguments:
         name, _, folder = argument.partition("=")
         reports[name] = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
-    lines = _table(SUMMARY, [_summary(name, report) for name, report in reports.items()])
+    columns = [_summary(name, report) for name, report in reports.items()]
+    heading, *facts = zip(SUMMARY, *columns, strict=True)
+    lines = _table(heading, facts)
     scores = [
         _score(name, score)
         for name, report in reports.items()
