@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from hsdopt.costs import fitted_costs
 from hsdopt.latency.expected import expected_latency
 from hsdopt.plan import Level
 from hsdopt.profiles import Profile
+from hsdopt.solvers.uncertainty import cost_replicates
 from hsdopt.suites import suite
 
 Cells = Mapping[tuple[str, int, int], NDArray[np.float64]]
@@ -41,20 +41,13 @@ def main(first: str, second: str, replicates: str = "400") -> None:
 def _cells(profile: Profile, replicates: int, rng: np.random.Generator) -> Cells:
     """Return the fitted logarithm of every cell's seconds, replicate by replicate."""
     cells: dict[tuple[str, int, int], NDArray[np.float64]] = {}
-    for name, samples in profile.samples.items():
-        curve = profile.costs[name]
+    for name, curve in profile.costs.items():
         if curve.constant:
             continue
-        most = max(len(s.seconds) for s in samples)
-        timings = np.full((replicates, len(curve.contexts), len(curve.tokens), most), np.nan)
-        for s in samples:
-            place = curve.contexts.index(s.context), curve.tokens.index(s.tokens)
-            draws = rng.integers(len(s.seconds), size=(replicates, len(s.seconds)))
-            timings[:, *place, : len(s.seconds)] = np.asarray(s.seconds)[draws]
-        fitted = np.log(fitted_costs(timings))
-        for s in samples:
-            place = curve.contexts.index(s.context), curve.tokens.index(s.tokens)
-            cells[name, s.tokens, s.context] = fitted[:, *place]
+        drawn = np.log([each.seconds for each in cost_replicates(profile, name, replicates, rng)])
+        for row, context in enumerate(curve.contexts):
+            for column, tokens in enumerate(curve.tokens):
+                cells[name, tokens, context] = drawn[:, row, column]
     return cells
 
 

@@ -22,7 +22,7 @@ from hsdopt.latency.kernel import Kernel
 from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
 
-__all__ = ["Assessment", "assess", "cost_noise", "pairs_of", "replicates"]
+__all__ = ["Assessment", "assess", "cost_noise", "cost_replicates", "pairs_of", "replicates"]
 
 _WITHIN = 0.02
 _LEVEL = 95
@@ -193,7 +193,7 @@ class _Source:
         self._laws = laws
         self._contexts = _contexts(profile.traces, weights)
         used = {model for plan in plans for model in plan.models} | {profile.target}
-        self._curves = {name: _curves(profile, name, count, rng) for name in profile.samples if name in used}
+        self._curves = {name: cost_replicates(profile, name, count, rng) for name in profile.samples if name in used}
 
     def profile(self, index: int) -> Profile:
         """Return one replicate, without traces."""
@@ -248,7 +248,7 @@ def cost_noise(
         if name not in profile.samples:
             seconds += own
             continue
-        drawn = _curves(profile, name, count, rng)
+        drawn = cost_replicates(profile, name, count, rng)
         seconds += np.array([numbers @ each.at(known, profile.context) for each in drawn])
     return seconds / fitted if fitted else np.ones(count)
 
@@ -272,8 +272,8 @@ def _contexts(traces: Traces | None, weights: FloatArray) -> FloatArray | None:
     return np.asarray((weights @ totals) / (weights @ np.bincount(traces.prompt)))
 
 
-def _curves(profile: Profile, name: str, count: int, rng: np.random.Generator) -> list[CostCurve]:
-    """Return the cost curve of one model in every replicate."""
+def cost_replicates(profile: Profile, name: str, count: int, rng: np.random.Generator) -> list[CostCurve]:
+    """Return the cost curve of one model in each of `count` replicates: timings drawn anew, with replacement."""
     samples = [s for s in profile.samples[name] if s.batch == 1]
     drawn = [np.asarray(s.seconds)[rng.integers(len(s.seconds), size=(count, len(s.seconds)))] for s in samples]
     if profile.costs[name].constant:
