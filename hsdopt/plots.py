@@ -163,9 +163,9 @@ def simulated_against_real(report: Report, *, ax: Axes | None = None) -> Axes:
     _log_axes(axes)
     axes.set_title("Predicted against measured")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    shown = [*names, "within 5 %"]
+    entries = [*names, "within 5 %"]
     place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.12), "borderaxespad": 0, "ncols": 2}
-    axes.legend([handles[name] for name in shown], shown, **place)  # below: points may lie anywhere within
+    axes.legend([handles[name] for name in entries], entries, **place)  # below: points may lie anywhere within
     shown = primary if all(primary in row["predicted"] for row in rows) else None
     points = [(1e3 * row["measured_seconds_per_token"], _shown(row, shown)) for row in rows]
     _label_column(axes, points, [elide(row["plan"], 36) for row in rows], [_ink(row, report) for row in rows])
