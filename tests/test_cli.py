@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from hsdopt.cli.common import absolute
+from hsdopt.cli.place import Place
+from hsdopt.errors import HsdoptError
 from hsdopt.profiles import Profile
 from hsdopt.profiling import recheck
 from hsdopt.profiling.cost import CostRecord
@@ -26,7 +28,7 @@ from hsdopt.runtime.builtin import BUILTIN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMANDS = ("profile", "solve", "validate", "simulate", "generate", "models", "plot", "check")
+COMMANDS = ("profile", "solve", "validate", "quality", "simulate", "generate", "models", "plot", "align", "check")
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +120,60 @@ def test_plot_draws_profiles_and_reports(profile: Path, tmp_path: Path) -> None:
     assert "as hsdopt validate writes it" in refused("plot", broken)
     assert "there is no such file" in refused("plot", tmp_path / "none.json")
     assert refused("plot", tmp_path).endswith("Is a directory")
+
+
+def place_of(folder: Path, *, resume: bool = False) -> Place:
+    return Place(folder, "report.json", ("first", "second"), resume=resume)
+
+
+def finished_place(folder: Path, **asked: object) -> Place:
+    place = place_of(folder, resume=True)
+    place.report.write_text(json.dumps({"provenance": asked}))
+    return place
+
+
+def test_a_finished_report_answers_the_same_question_only(tmp_path: Path) -> None:
+    place = finished_place(tmp_path, seed=3, plans=["a", "b"])
+    assert place.finished({"seed": 3, "plans": ("a", "b")}) == {"provenance": {"seed": 3, "plans": ["a", "b"]}}
+    with pytest.raises(HsdoptError, match="is complete, but with seed = 3; this call says 4: repeat its options"):
+        place.finished({"seed": 4})
+    with pytest.raises(HsdoptError, match="but with budget = nothing; this call says 9"):
+        place.finished({"budget": 9})
+    assert place_of(tmp_path).finished({"seed": 3}) is None
+    for text in ("{", "[1]"):
+        place.report.write_text(text)
+        with pytest.raises(HsdoptError, match=r"expected a report in .*: replace it with --force"):
+            place.finished({})
+
+
+def test_a_finished_report_is_replaced_by_force_only(tmp_path: Path) -> None:
+    place = finished_place(tmp_path)
+    with pytest.raises(HsdoptError, match="holds a finished report"), place.replacing(force=False):
+        pytest.fail("nothing may be measured")
+    place.journal("second").write_text("old")
+    with place.replacing(force=True):
+        assert place.journal("first").read_bytes() == b""
+        assert not place.journal("second").exists()
+        assert place.finished({}) is None  # a kill from here on leaves an unfinished report
+        place.journal("second").write_text("new")
+    place.finish()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def stopped(journal: Path, records: int) -> None:
+    if records:
+        journal.write_text("new")
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("before", "measured", "unfinished"), [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)])
+def test_force_that_fails_leaves_what_was_there(tmp_path: Path, before: int, measured: int, unfinished: int) -> None:
+    place = finished_place(tmp_path)
+    if before:
+        place.journal("first").write_text("old")
+    with pytest.raises(KeyboardInterrupt), place.replacing(force=True):
+        stopped(place.journal("first"), measured)
+    assert (place.finished({}) is None) == unfinished
 
 
 def timings(profile: Profile, factor: float) -> Iterator[CostRecord]:

@@ -285,9 +285,9 @@ def test_the_table_is_whole(profile: Path, finished: Path, columns: int) -> None
 
 def test_finished_results_are_kept(profile: Path, finished: Path) -> None:
     before = (finished / "quality.json").read_bytes()
-    assert "replace them with --force" in refused("quality", profile, *GRID, "-o", finished)
+    assert "replace it with --force" in refused("quality", profile, *GRID, "-o", finished)
     other = refused("quality", profile, *GRID, "--resume", "-o", finished)
-    assert "is complete, but of another plans" in other
+    assert "is complete, but with plans = [" in other
     assert "not both" in refused("quality", profile, *GRID, "--resume", "--force", "-o", finished, "--seed", "1")
     assert (finished / "quality.json").read_bytes() == before
     assert not (finished / "runs.partial").exists()
