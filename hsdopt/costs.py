@@ -81,12 +81,16 @@ class CostCurve:
         ``seconds[context][tokens]``, expected.
     constant : bool
         Whether any number of tokens costs the same (a single number given by hand, or lookup).
+    switch : float
+        Seconds that a pass takes more if the pass before it was another network's, whose weights have taken the place
+        of its own in the processor's cache.
     """
 
     tokens: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     constant: bool = False
+    switch: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse tables that are not curves."""
@@ -95,7 +99,7 @@ class CostCurve:
             raise InvalidArgumentError(
                 f"expected seconds as {len(self.contexts)} contexts x {len(self.tokens)} token counts; got {grid.shape}"
             )
-        if not (np.all(np.isfinite(grid)) and np.all(grid >= 0)):
+        if not (np.all(np.isfinite(grid)) and np.all(grid >= 0) and 0 <= self.switch < math.inf):
             raise InvalidArgumentError("expected finite pass costs of at least 0 seconds in a cost curve")
         if any(np.any(np.diff(axis) <= 0) for axis in (self.tokens, self.contexts)):
             raise InvalidArgumentError("expected ascending token counts and contexts in a cost curve")
@@ -112,10 +116,17 @@ class CostCurve:
         return cls(counts, (0,), (tuple(float(cost(n)) for n in counts),))
 
     @classmethod
-    def from_samples(cls, samples: Iterable[CostSample]) -> CostCurve:
+    def from_samples(cls, samples: Iterable[CostSample], *, switch: float = 0.0) -> CostCurve:
         """Return the curve that fits `samples`, which must fill a grid.
 
         See `fitted_costs` for how the timings become a curve.
+
+        Parameters
+        ----------
+        samples : iterable of CostSample
+            Timings of passes behind passes of the same network.
+        switch : float
+            Seconds that a pass behind another network's takes more.
 
         Raises
         ------
@@ -135,7 +146,7 @@ class CostCurve:
         grid = np.full((1, len(contexts), len(tokens), most), np.nan)
         for (context, count), seconds in timings.items():
             grid[0, contexts.index(context), tokens.index(count), : len(seconds)] = seconds
-        return cls(tokens, contexts, tuple(map(tuple, fitted_costs(grid)[0].tolist())))
+        return cls(tokens, contexts, tuple(map(tuple, fitted_costs(grid)[0].tolist())), switch=switch)
 
     @property
     def max_tokens(self) -> float:
@@ -178,7 +189,8 @@ class CostCurve:
 
     def scaled(self, factor: float) -> CostCurve:
         """Return the curve with every cost multiplied by `factor`."""
-        return replace(self, seconds=tuple(tuple(factor * value for value in row) for row in self.seconds))
+        seconds = tuple(tuple(factor * value for value in row) for row in self.seconds)
+        return replace(self, seconds=seconds, switch=factor * self.switch)
 
     def table(self, max_tokens: int, context: float | None = None) -> NDArray[np.float64]:
         """Return c(1) ... c(max_tokens), seconds, shape [max_tokens]."""

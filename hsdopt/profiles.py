@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,9 @@ PUBLISHED = 4
 
 DEFAULT_MAX_LENGTH = 32
 """Longest draft for which acceptance is derived from traces."""
+
+
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class _Record(BaseModel):
@@ -153,6 +156,7 @@ class _File(_Record):
     setting: Setting
     provenance: dict[str, Any]
     costs: list[_Sample]
+    switches: dict[str, _Seconds] = {}
     overhead: dict[str, float] = {}
     counts: dict[str, Any] = {}
     strays: list[_Strays] = []
@@ -335,7 +339,8 @@ class Profile:
         curves = dict(self.costs)
         for name, samples in self.samples.items():
             drawn = [replace(s, seconds=tuple(rng.choice(s.seconds, len(s.seconds)).tolist())) for s in samples]
-            curves[name] = CostCurve.from_samples(drawn) if not self.costs[name].constant else _fixed(drawn)
+            known = self.costs[name]
+            curves[name] = _fixed(drawn) if known.constant else CostCurve.from_samples(drawn, switch=known.switch)
         traces = (
             None
             if self.traces is None
@@ -478,6 +483,7 @@ def _to_file(profile: Profile) -> _File:
         setting=profile.setting,
         provenance=dict(profile.provenance),
         costs=costs,
+        switches={name: curve.switch for name, curve in profile.costs.items() if curve.switch},
         overhead=dict(profile.overhead),
         counts=_counts(profile),
         strays=[
@@ -554,7 +560,10 @@ def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, 
         if not taken:
             raise ProfileError(f"{path}, field costs: expected timings of {name}; got none: finish it with --resume")
         try:
-            curves[name] = _fixed(taken) if stored.models[name].kind == LOOKUP else CostCurve.from_samples(taken)
+            if stored.models[name].kind == LOOKUP:
+                curves[name] = _fixed(taken)
+            else:
+                curves[name] = CostCurve.from_samples(taken, switch=stored.switches.get(name, 0.0))
         except InvalidArgumentError as error:
             raise ProfileError(f"{path}, field costs of {name}: {error}; finish it with --resume") from error
     return curves, {name: tuple(taken) for name, taken in samples.items()}

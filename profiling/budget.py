@@ -10,7 +10,7 @@ one pass, so that the profile remains one table.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -22,7 +22,7 @@ from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP, plan_to_json
 from hsdopt.profiles import Profile, Setting
 from hsdopt.profiling.acceptance import PromptTrace, assemble
-from hsdopt.profiling.cost import Cell, CostRecord, PassTimer, fitting
+from hsdopt.profiling.cost import Cell, CostRecord, PassTimer, SwitchRecord, fitting, measure_switches
 from hsdopt.profiling.elimination import WITHIN, Pass, Predictor, Question, Rival, Verdict, judge
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import (
@@ -48,6 +48,7 @@ COARSE = (1, 2, 4, 8, 16, 32)
 """Pass sizes timed first; others follow where a decision hangs on them."""
 
 _PROMPTS, _REPEATS = 6, 3  # before the first look
+_SWITCHES = 5  # pairs of passes of every network
 _LOOK_SHARE = 4.0  # a batch takes at least this many times as long as a look
 _PREFILLS, _ROUNDS = 6, 30  # of every network, and of the target in a stack, when measuring has ended
 _GROWTH, _MOST_GROWTH = 0.5, 2.0  # and adds at least, and at most, this share of what there is
@@ -62,6 +63,9 @@ class Bench(Protocol):
 
     def time(self, cell: Cell, traces: Sequence[PromptTrace]) -> float:
         """Return the seconds of one pass; `traces` hold text to fill caches with."""
+
+    def switches(self, traces: Sequence[PromptTrace]) -> Iterable[SwitchRecord]:
+        """Return pairs of passes of every network, behind another one's pass and behind an own one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ class Race:
     ) -> None:
         self.traces: list[PromptTrace] = []
         self.records: list[CostRecord] = []
+        self.switches: list[SwitchRecord] = []
         self._bench, self._journal, self._question = bench, journal, question
         self._target, self._sizes, self._contexts, self._prompts = target, sizes, tuple(contexts), prompts
         self._budget, self._clock, self._report = budget, clock, progress or silent
@@ -184,8 +189,9 @@ class Race:
         """
         if not self._state.stopped:
             base = tuple((name, size) for name, sizes in self._sizes.items() for size in sizes)
-            for prompts, repeats in ((1, 1), (min(_PROMPTS, len(self._prompts)), _REPEATS)):
-                self._measure(Batch(prompts, repeats, base, self._contexts))
+            self._measure(Batch(1, 1, base, self._contexts))
+            self._time_switches()
+            self._measure(Batch(min(_PROMPTS, len(self._prompts)), _REPEATS, base, self._contexts))
             while self._batch is not None or not self._state.looks:
                 if self._batch is not None:
                     self._measure(self._batch)
@@ -196,7 +202,7 @@ class Race:
 
     def profile(self) -> Profile:
         """Return what was measured so far as a profile without sources."""
-        samples, curves = cost_curves(self.records)
+        samples, curves = cost_curves(self.records, self.switches)
         lookup = leave_one_out(self.traces) if LOOKUP in self._sizes else None
         names = [*(name for name in self._sizes if name != self._target), self._target]
         return Profile(
@@ -215,6 +221,8 @@ class Race:
                 self._keep_trace(PromptTrace.from_record(record["trace"]), record["took"])
             elif "cost" in record:
                 self._keep_timing(CostRecord(**record["cost"]))
+            elif "switch" in record:
+                self.switches.append(SwitchRecord(**record["switch"]))
             else:
                 self._state = _State(**record["look"])
                 self._batch = None if record["batch"] is None else Batch.from_record(record["batch"])
@@ -247,6 +255,17 @@ class Race:
             self._keep_timing(record)
             self._journal.add(cost=asdict(record), spent=self.spent)
             self._tell()
+
+    def _time_switches(self) -> None:
+        """Time passes behind another network's, a little while; a run that was stopped among them goes on without."""
+        if self.switches:
+            return
+        for record in self._bench.switches(self.traces):
+            self.switches.append(record)
+            self._journal.add(switch=asdict(record), spent=self.spent)
+            self._tell()
+            if self._left <= 0:
+                break
 
     def _missing(self, batch: Batch) -> Iterator[Cell]:
         """Yield the passes to time, repeat by repeat; models take turns, in an order drawn anew for every repeat."""
@@ -482,6 +501,13 @@ class _ModelBench:
             self._timer = PassTimer(task.networks, longest=longest, text=text, prompt=prompt, lookup=lookup)
         return self._timer.time(cell)
 
+    def switches(self, traces: Sequence[PromptTrace]) -> Iterable[SwitchRecord]:
+        task = self._task
+        text, prompt = filler(traces)
+        context = task.contexts[len(task.contexts) // 2]
+        options: dict[str, Any] = {"context": context, "repeats": _SWITCHES, "text": text, "prompt": prompt}
+        return measure_switches(task.networks, task.target, **options)
+
 
 def profile_within(
     target: str,
@@ -555,7 +581,9 @@ def profile_within(
     outcome = race.run()
     read = dict(list(task.prompts.items())[: len(race.traces)])
     table = lookup_table(race.traces) if LOOKUP in task.models else None
-    return finished_profile(replace(task, prompts=read), workload, race.traces, race.records, table, budget=outcome)
+    task = replace(task, prompts=read)
+    measured = {"switches": race.switches, "budget": outcome}
+    return finished_profile(task, workload, race.traces, race.records, table, **measured)
 
 
 def _fitting(model: Model, task: Task) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hsdopt.plan import LOOKUP
 from hsdopt.profiles import Profile
@@ -22,6 +23,7 @@ _SLOWEST = 3.0
 """A single timing counts at most this many times what is typical."""
 
 _BLOCKS = 12
+_FEWEST_BLOCKS = 4
 
 
 class ControlCosts:
@@ -58,7 +60,7 @@ class ControlCosts:
         text: Sequence[int],
         journal: str | Path,
         turns: int,
-        repeats: int = 2,
+        repeats: int = 4,
         resume: bool = False,
     ) -> None:
         networks = {name: model for name, model in models.items() if model.kind != LOOKUP}
@@ -92,9 +94,18 @@ class ControlCosts:
         Time over profiled time, summed over all kinds of passes: one number for a model, since a few timings spread
         over many cells say how fast it runs now, but not how one cell has changed. A single timing counts at most
         three times what is typical, as in the profile.
+
+        What changes is mostly the machine, for all models alike, and slow spells hit the timings of some models more
+        than those of others; so a model's own number is drawn towards the common one, the more, the less the models
+        differ beyond what their noise explains.
         """
         self._add(None)
-        return {name: self._change(name) for name in self._networks}
+        own = np.log([self._change(name) for name in self._networks])
+        apart = own - own.mean()
+        noise = self._scatter() ** 2
+        real = max(float(np.mean(apart**2) - np.mean(noise)), 0.0)
+        weight = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
+        return dict(zip(self._networks, np.exp(own.mean() + weight * apart).tolist(), strict=True))
 
     def applied(self, profiled: Profile) -> Profile:
         """Return the profile with the costs of its networks scaled by `changes`, and overhead like the target's."""
@@ -109,7 +120,7 @@ class ControlCosts:
         A machine is slow for seconds on end, so that timings taken one after the other are no independent draws.
         """
         changes = self.changes()
-        known = [r for r in self._records if r.tokens in self._curves[r.model].tokens]
+        known = self._known()
         expected = np.array([changes[r.model] * self._curves[r.model](r.tokens, r.context) for r in known])
         blocks = np.array_split(np.arange(len(known)), min(_BLOCKS, len(known)))
         if len(blocks) < 2:
@@ -118,12 +129,38 @@ class ControlCosts:
         ratios = [seconds[block].sum() / expected[block].sum() for block in blocks]
         return float(np.std(ratios, ddof=1) / math.sqrt(len(blocks)))
 
+    def _known(self) -> list[CostRecord]:
+        return [r for r in self._records if r.tokens in self._curves[r.model].tokens]
+
     def _change(self, name: str) -> float:
-        curve = self._curves[name]
-        timed = [r for r in self._records if r.model == name and r.tokens in curve.tokens]
-        expected = np.array([curve(r.tokens, r.context) for r in timed])
+        return self._ratio([r for r in self._known() if r.model == name])
+
+    def _ratio(self, timed: Sequence[CostRecord]) -> float:
+        """Return time over profiled time of some passes of one model; nan if there are none."""
+        if not timed:
+            return math.nan
+        expected = np.array([self._curves[r.model](r.tokens, r.context) for r in timed])
         ratios = np.array([r.seconds for r in timed]) / expected
         return float(np.sum(expected * np.minimum(ratios, _SLOWEST * np.median(ratios))) / np.sum(expected))
+
+    def _scatter(self) -> NDArray[np.float64]:
+        """Return the standard error of how far the logarithm of each model's number is from their mean.
+
+        From blocks of time: within one, all models have the same machine. Zero where too few blocks hold all models.
+        """
+        known = self._known()
+        blocks = np.array_split(np.arange(len(known)), min(_BLOCKS, len(known)))
+        logs = np.log(
+            [
+                [self._ratio([known[i] for i in block if known[i].model == m]) for m in self._networks]
+                for block in blocks
+            ]
+        )
+        whole = logs[np.isfinite(logs).all(axis=1)]
+        if len(whole) < _FEWEST_BLOCKS:
+            return np.zeros(len(self._networks))
+        apart = whole - whole.mean(axis=1, keepdims=True)
+        return np.asarray(apart.std(axis=0, ddof=1) / math.sqrt(len(whole)))
 
     def _add(self, count: int | None) -> None:
         for record in islice(self._stream, count):

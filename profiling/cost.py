@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
@@ -13,7 +13,7 @@ from hsdopt.costs import CONTEXT_SLACK, CostSample
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP
 from hsdopt.runtime.lookup import Lookup, LookupSession
-from hsdopt.runtime.model import Model
+from hsdopt.runtime.model import Model, tensor_bytes
 from hsdopt.runtime.session import Session
 
 __all__ = [
@@ -21,12 +21,15 @@ __all__ = [
     "Cell",
     "CostRecord",
     "PassTimer",
+    "SwitchRecord",
     "choose_contexts",
     "collect",
     "fitting",
     "measure_costs",
+    "measure_switches",
     "outliers",
     "relative_error",
+    "switch_seconds",
 ]
 
 Cell = tuple[str, int, int]
@@ -35,6 +38,8 @@ Cell = tuple[str, int, int]
 NEW_TOKENS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40)
 """Numbers of new tokens at which passes are timed."""
 
+_TURN = 4  # kinds of pass that a model is timed at before the next one's turn
+_SWITCH_TOKENS = (1, 4, 8)  # sizes of the passes that are timed behind another network's
 _LOOKUP_DRAFT = 10
 _LEVER = 4  # how many times as far as costs are read behind the last context the others reach back
 _FAR, _MARKED = 5.0, 0.2  # an outlier is this many standard deviations and this share of the median away
@@ -51,6 +56,27 @@ class CostRecord:
     context: int
     repeat: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchRecord:
+    """Two equal passes of a model, one after the other, the first of them behind another network's.
+
+    Attributes
+    ----------
+    model : str
+    tokens : int
+        New tokens of either pass.
+    repeat : int
+    behind_other, behind_own : float
+        Seconds of the first and of the second.
+    """
+
+    model: str
+    tokens: int
+    repeat: int
+    behind_other: float
+    behind_own: float
 
 
 def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int, *, most: int | None = None) -> tuple[int, ...]:
@@ -100,8 +126,9 @@ def measure_costs(
 ) -> Iterable[CostRecord]:
     """Yield one record per model, number of new tokens, context and repeat.
 
-    Models take turns within a repeat, so that a drifting machine touches all alike; the order of the
-    cells is drawn anew in every repeat.
+    Models take turns of four passes within a repeat, so that a drifting machine touches all alike; the order of the
+    cells is drawn anew in every repeat. Every pass stands behind another of the same network (an untimed one at the
+    beginning of a turn), as most passes of a stack do; `measure_switches` times the others.
 
     Parameters
     ----------
@@ -128,18 +155,88 @@ def measure_costs(
     timer = PassTimer(models, longest=max(contexts) + max(tokens), text=text, prompt=prompt, lookup=lookup)
     fits = {name: fitting(model, tokens, contexts) for name, model in models.items()}
     for repeat in range(repeats):
-        for context, count in rng.permutation(cells).tolist():
-            for name in models:
-                if (name, count, context, repeat) not in finished and count in fits[name]:
-                    yield CostRecord(name, count, context, repeat, timer.time((name, count, context)))
+        order = rng.permutation(cells).tolist()
+        for name, (context, count) in _turns(order, models):
+            if (name, count, context, repeat) not in finished and count in fits[name]:
+                yield CostRecord(name, count, context, repeat, timer.time((name, count, context)))
         if lookup is not None:
             for context in contexts:
                 if (LOOKUP, 1, context, repeat) not in finished:
                     yield CostRecord(LOOKUP, 1, context, repeat, timer.time((LOOKUP, 1, context)))
 
 
+def _turns(order: Sequence[tuple[int, int]], models: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield (model, cell): a few cells of the first model, the same of the next, and so on."""
+    for first in range(0, len(order), _TURN):
+        for name in models:
+            for cell in order[first : first + _TURN]:
+                yield name, cell
+
+
+def measure_switches(
+    models: Mapping[str, Model],
+    target: str,
+    *,
+    context: int,
+    repeats: int,
+    text: Sequence[int],
+    prompt: Sequence[int] | None = None,
+) -> Iterator[SwitchRecord]:
+    """Yield pairs of passes of every network, the first behind a pass of another one.
+
+    A drafter follows the target; the target follows the drafter with the most weights that are not its own.
+
+    Parameters
+    ----------
+    models : mapping of str to Model
+        The networks, by name; nothing comes of a single one.
+    target : str
+    context : int
+        Tokens in the caches.
+    repeats : int
+        Pairs per network.
+    text : sequence of int
+        Token ids to fill the caches with; repeated where it is too short.
+    prompt : sequence of int, optional
+        What encoders read before the decoder's passes are timed.
+    """
+    drafters = [name for name in models if name != target]
+    if not drafters:
+        return
+    others = dict.fromkeys(drafters, target) | {target: max(drafters, key=lambda name: _both(models, name, target))}
+    timer = PassTimer(models, longest=context + max(_SWITCH_TOKENS), text=text, prompt=prompt)
+    sizes = {name: fitting(model, _SWITCH_TOKENS, (context,)) for name, model in models.items()}
+    for repeat in range(repeats):
+        for name, other in others.items():
+            if sizes[name] and sizes[other]:
+                tokens = sizes[name][repeat % len(sizes[name])]
+                timer.time((other, 1, context))
+                yield SwitchRecord(name, tokens, repeat, *timer.pair((name, tokens, context)))
+
+
+def _both(models: Mapping[str, Model], name: str, target: str) -> int:
+    """Return the bytes of both models' weights together."""
+    return tensor_bytes(network for model in (models[name], models[target]) if (network := model.network) is not None)
+
+
+def switch_seconds(records: Iterable[SwitchRecord]) -> dict[str, float]:
+    """Return per network how many seconds longer a pass takes behind another network's: a median, at least 0.
+
+    Examples
+    --------
+    >>> switch_seconds(SwitchRecord("t", 1, repeat, 5.0 + repeat, 4.0) for repeat in range(3))
+    {'t': 2.0}
+    """
+    longer: dict[str, list[float]] = {}
+    for record in records:
+        longer.setdefault(record.model, []).append(record.behind_other - record.behind_own)
+    return {name: max(float(np.median(seconds)), 0.0) for name, seconds in longer.items()}
+
+
 class PassTimer:
     """Times single passes; caches are filled once and kept for the next pass at the same context.
+
+    A pass behind another network's is preceded by an untimed one of its own network.
 
     Parameters
     ----------
@@ -173,15 +270,30 @@ class PassTimer:
         self._filler = _filler(text, longest)
         self._prompt = self._filler if prompt is None else prompt
         self._benches: dict[tuple[str, int], _Bench] = {}
+        self._last = ""
 
     def time(self, cell: Cell) -> float:
-        """Return the seconds of one pass."""
+        """Return the seconds of one pass behind another of the same network, or of one lookup request."""
         name, count, context = cell
         if name == LOOKUP and self._lookup is not None:
             return _time_lookup(self._lookup, self._filler, context)
+        bench = self._bench(name, context)
+        if name != self._last:
+            bench.time(1)
+        self._last = name
+        return bench.time(count)
+
+    def pair(self, cell: Cell) -> tuple[float, float]:
+        """Return the seconds of two equal passes, one after the other, the first behind whatever was timed before."""
+        name, count, context = cell
+        bench = self._bench(name, context)
+        self._last = name
+        return bench.time(count), bench.time(count)
+
+    def _bench(self, name: str, context: int) -> _Bench:
         if (name, context) not in self._benches:
             self._benches[name, context] = _Bench(self._models[name], self._filler, context, self._prompt)
-        return self._benches[name, context].time(count)
+        return self._benches[name, context]
 
 
 def collect(records: Iterable[CostRecord]) -> dict[str, tuple[CostSample, ...]]:
@@ -233,21 +345,16 @@ class _Bench:
     """A session whose cache holds exactly `context` tokens before every timed pass."""
 
     def __init__(self, model: Model, filler: Sequence[int], context: int, prompt: Sequence[int]) -> None:
-        self._session: Session | None = None
-        self._model, self._filler, self._context, self._prompt = model, filler, context, prompt
+        self._filler, self._context = filler, context
+        self._session: Session = model.network_session()
+        self._session.begin(prompt)
+        self._session.forward(filler[:context])
+        self.time(1)  # the first pass after a prefill allocates; it is not a sample
 
     def time(self, count: int) -> float:
-        if self._session is None:
-            self._session = self._model.network_session()
-            self._session.begin(self._prompt)
-            self._session.forward(self._filler[: self._context])
-            self._pass(self._session, 1)  # the first pass after a prefill allocates; it is not a sample
-        return self._pass(self._session, count)
-
-    def _pass(self, session: Session, count: int) -> float:
-        session.crop(self._context)
-        session.forward(self._filler[: self._context + count], n_logits=count)
-        return session.passes[-1].seconds
+        self._session.crop(self._context)
+        self._session.forward(self._filler[: self._context + count], n_logits=count)
+        return self._session.passes[-1].seconds
 
 
 def _filler(text: Sequence[int], length: int) -> list[int]:

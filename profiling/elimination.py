@@ -25,7 +25,7 @@ from scipy import stats
 
 from hsdopt.costs import CostCurve, fitted_costs
 from hsdopt.errors import PredictionError
-from hsdopt.latency.counts import steady_counts
+from hsdopt.latency.counts import Counts, steady_counts
 from hsdopt.latency.kernel import Kernel
 from hsdopt.plan import Adaptive, Level, Plan
 from hsdopt.profiles import Profile
@@ -283,9 +283,14 @@ class _Shortlist:
 
     def _values(self, plans: Sequence[Plan]) -> list[float | None]:
         if self._predictor is None:
-            return [_seconds(_passes(plan, self._profile), self._tables) for plan in plans]
+            return [self._expected(plan) for plan in plans]
         many: Callable[[Sequence[Plan]], list[float | None]] | None = getattr(self._predictor, "many", None)
         return [self._predictor(plan) for plan in plans] if many is None else many(plans)
+
+    def _expected(self, plan: Plan) -> float:
+        counts, costs = _counts(plan, self._profile), self._profile.costs
+        switching = sum(number * costs[model].switch for model, number in counts.switches.items())
+        return _seconds(counts.passes, self._tables) + switching
 
 
 def _solve(profile: Profile, question: Question, **options: Any) -> Solution:  # noqa: ANN401 -- handed on
@@ -297,10 +302,14 @@ def _ordered(found: Solution) -> list[Candidate]:
     return sorted([found.candidate, *found.runners_up], key=lambda candidate: candidate.seconds_per_token)
 
 
+def _counts(plan: Plan, profile: Profile) -> Counts:
+    assert isinstance(plan, Level | Adaptive)  # noqa: S101 -- solve returns lossless plans
+    return steady_counts(Kernel(plan, profile), plan.models)
+
+
 def _passes(plan: Plan, profile: Profile) -> dict[Pass, float]:
     """Return the passes per token of a plan."""
-    assert isinstance(plan, Level | Adaptive)  # noqa: S101 -- solve returns lossless plans
-    return dict(steady_counts(Kernel(plan, profile), plan.models).passes)
+    return dict(_counts(plan, profile).passes)
 
 
 def _table(curve: CostCurve, context: float | None) -> Floats:
@@ -478,4 +487,4 @@ def _cheapest(curve: CostCurve) -> CostCurve:
     grid = np.asarray(curve.seconds)
     columns = [[curve.tokens.index(size) for size in _around(curve, tokens)] for tokens in sizes]
     rows = np.array([grid[:, places].min(axis=1) for places in columns]).T
-    return CostCurve(tuple(sizes), curve.contexts, tuple(map(tuple, rows.tolist())))
+    return replace(curve, tokens=tuple(sizes), seconds=tuple(map(tuple, rows.tolist())))

@@ -31,6 +31,7 @@ from hsdopt.profiling.measure import (
     silent,
     table_arrays,
     time_passes,
+    time_switches,
 )
 from hsdopt.profiling.overhead import prompt_seconds
 from hsdopt.profiling.workload import Workload
@@ -86,7 +87,7 @@ def add_drafters(
     report = progress or silent
     networks = {name: models[name] for name in (*profile.costs, *new) if name != LOOKUP}
     traces = list(_scored(networks, profile, outputs, record, report))
-    return _extended(profile, new, traces, record, report)
+    return _extended(profile, new, traces, record, report, target=models[profile.target])
 
 
 def _new(profile: Profile, drafters: Sequence[str], models: Mapping[str, Model]) -> dict[str, Model]:
@@ -152,7 +153,13 @@ def _scored(
 
 
 def _extended(
-    profile: Profile, new: Mapping[str, Model], traces: Sequence[PromptTrace], journal: Journal, report: Progress
+    profile: Profile,
+    new: Mapping[str, Model],
+    traces: Sequence[PromptTrace],
+    journal: Journal,
+    report: Progress,
+    *,
+    target: Model,
 ) -> Profile:
     own = profile.samples[profile.target]
     tokens = tuple(sorted({sample.tokens for sample in own}))
@@ -173,7 +180,10 @@ def _extended(
         table=table if LOOKUP in new else None,
         report=report,
     )
-    samples, curves = cost_curves(records)
+    switches = time_switches(
+        networks | {profile.target: target}, journal, traces, target=profile.target, contexts=contexts, only=networks
+    )
+    samples, curves = cost_curves(records, switches)
     has_lookup = LOOKUP in new or LOOKUP in profile.costs
     assert profile.traces is not None  # noqa: S101 -- _outputs refuses a profile without
     return replace(

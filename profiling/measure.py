@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,15 @@ from hsdopt.profiling.cost import (
     Cell,
     CostRecord,
     PassTimer,
+    SwitchRecord,
     choose_contexts,
     collect,
     fitting,
     measure_costs,
+    measure_switches,
     outliers,
     relative_error,
+    switch_seconds,
 )
 from hsdopt.profiling.flops import shape_of
 from hsdopt.profiling.hardware import device_name, provenance
@@ -45,6 +48,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
 MOST = 30
+_SWITCHES = 12  # pairs of passes of every network, behind another one's and behind an own one
 """Timings of a kind of pass after which more would hardly help."""
 
 
@@ -160,7 +164,8 @@ def profile(
         table=lookup,
         report=report,
     )
-    return finished_profile(task, workload, traces, costs, lookup)
+    switches = time_switches(task.networks, record, traces, target=target, contexts=task.contexts)
+    return finished_profile(task, workload, traces, costs, lookup, switches=switches)
 
 
 def trace_prompts(
@@ -385,6 +390,31 @@ def time_passes(
     return records
 
 
+def time_switches(
+    networks: Mapping[str, Model],
+    journal: Journal,
+    traces: Sequence[PromptTrace],
+    *,
+    target: str,
+    contexts: Sequence[int],
+    only: Collection[str] | None = None,
+) -> list[SwitchRecord]:
+    """Return pairs of passes behind another network's and behind an own one; `only` of some networks, if given.
+
+    Those in the journal are all there ever were, if there are any: a run that was stopped among them takes them anew.
+    """
+    records = [SwitchRecord(**record["switch"]) for record in journal.records if "switch" in record]
+    wanted = [name for name in networks if only is None or name in only]
+    if len(records) < _SWITCHES * len(wanted):
+        text, prompt = filler(traces)
+        context = contexts[len(contexts) // 2]
+        options: dict[str, Any] = {"context": context, "repeats": _SWITCHES, "text": text, "prompt": prompt}
+        records = [each for each in measure_switches(networks, target, **options) if each.model in wanted]
+        for record in records:
+            journal.add(switch=asdict(record))
+    return records
+
+
 def sharpened(records: list[CostRecord], timer: PassTimer, precision: float) -> Iterator[CostRecord]:
     """Add to `records`, and yield, further timings of what is not known to `precision` yet."""
     cells: dict[Cell, list[float]] = {}
@@ -413,10 +443,12 @@ def finished_profile(
     traces: Sequence[PromptTrace],
     costs: Sequence[CostRecord],
     table: Bigrams | None,
+    *,
+    switches: Sequence[SwitchRecord] = (),
     **more: Any,  # noqa: ANN401 -- any JSON value
 ) -> Profile:
     """Return what was measured as a profile; `more` joins its provenance."""
-    samples, curves = cost_curves(costs)
+    samples, curves = cost_curves(costs, switches)
     device = str(task.models[task.target].device or "cpu")
     return Profile(
         task.target,
@@ -455,10 +487,16 @@ def _outliers(samples: Mapping[str, tuple[CostSample, ...]]) -> list[str]:
     ]
 
 
-def cost_curves(records: Sequence[CostRecord]) -> tuple[dict[str, tuple[CostSample, ...]], dict[str, CostCurve]]:
+def cost_curves(
+    records: Sequence[CostRecord], switches: Iterable[SwitchRecord] = ()
+) -> tuple[dict[str, tuple[CostSample, ...]], dict[str, CostCurve]]:
     """Return samples and cost curve of every model in `records`."""
-    samples = collect(records)
-    curves = {name: CostCurve.from_samples(taken) for name, taken in samples.items() if name != LOOKUP}
+    samples, switch = collect(records), switch_seconds(switches)
+    curves = {
+        name: CostCurve.from_samples(taken, switch=switch.get(name, 0.0))
+        for name, taken in samples.items()
+        if name != LOOKUP
+    }
     if LOOKUP in samples:
         seconds = [seconds for sample in samples[LOOKUP] for seconds in sample.seconds]
         curves[LOOKUP] = CostCurve.fixed(float(np.median(seconds)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,7 @@ from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import digest, machine
 from hsdopt.runtime import generate
+from hsdopt.runtime.events import Generation
 from hsdopt.runtime.model import Model
 
 __all__ = ["MeasuredRun", "Runner", "Timed", "measure_plans"]
@@ -41,6 +44,8 @@ class Timed:
         Those tokens, per pass of the target.
     passes : tuple of (model, new tokens, passes, seconds)
         What was run after the prefills; empty where nobody logged it.
+    switches : tuple of (model, passes)
+        How many of those stood right behind another network's.
     """
 
     output: tuple[int, ...]
@@ -49,6 +54,7 @@ class Timed:
     prefill_seconds: float
     tokens_per_pass: float
     passes: tuple[tuple[str, int, int, float], ...] = ()
+    switches: tuple[tuple[str, int], ...] = ()
 
 
 class Runner(Protocol):
@@ -72,7 +78,7 @@ class MeasuredRun:
         Its label.
     prompt, repeat, order : int
         Which prompt, which repeat, and the place of the run in time.
-    output, tokens, seconds, prefill_seconds, tokens_per_pass, passes
+    output, tokens, seconds, prefill_seconds, tokens_per_pass, passes, switches
         As in `Timed`.
     """
 
@@ -86,6 +92,7 @@ class MeasuredRun:
     prefill_seconds: float
     tokens_per_pass: float
     passes: tuple[tuple[str, int, int, float], ...]
+    switches: tuple[tuple[str, int], ...] = ()
 
     def to_record(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -96,7 +103,8 @@ class MeasuredRun:
         """Return the run that `to_record` wrote."""
         fields = dict(record)
         passes = tuple((str(m), int(k), int(n), float(s)) for m, k, n, s in fields.pop("passes"))
-        return cls(**{**fields, "output": tuple(fields["output"]), "passes": passes})
+        switches = tuple((str(model), int(count)) for model, count in fields.pop("switches", ()))
+        return cls(**{**fields, "output": tuple(fields["output"]), "passes": passes, "switches": switches})
 
 
 def measure_plans(
@@ -253,4 +261,12 @@ class _PlanRunner:
             prefill_seconds=output.seconds.prefill,
             tokens_per_pass=output.counters.tokens_per_pass,
             passes=tuple((name, count, len(times), sum(times)) for (name, count), times in sorted(groups.items())),
+            switches=_switches(output),
         )
+
+
+def _switches(output: Generation) -> tuple[tuple[str, int], ...]:
+    """Return per model how many passes stood right behind another network's; what the prefills left counts as none."""
+    made = [event.model for event in output.events if event.kind == "pass"]
+    counts = Counter(now for before, now in pairwise([output.target, *made]) if now != before)
+    return tuple(sorted(counts.items()))

@@ -73,6 +73,8 @@ class Run:
         Seconds spent in them.
     order : int
         Place of this run in the order in which runs were made.
+    switches : mapping of str to int
+        Passes of each model right behind another network's.
     """
 
     plan: str
@@ -84,6 +86,7 @@ class Run:
     passes: Mapping[Pass, int] = field(default_factory=lambda: MappingProxyType({}))
     pass_seconds: Mapping[Pass, float] = field(default_factory=lambda: MappingProxyType({}))
     order: int = 0
+    switches: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         """Refuse runs that measured nothing."""
@@ -112,6 +115,8 @@ class Predictions:
         Per plan, the interval of the primary predictor's transfer prediction.
     passes : mapping of str to mapping of (model, new tokens) to float
         Per plan, the primary predictor's passes per token on the timed prompts.
+    switches : mapping of str to mapping of str to float
+        Per plan, how many of them per token, by model, stand right behind another network's.
     """
 
     model: Mapping[str, Mapping[str, float]]
@@ -119,6 +124,7 @@ class Predictions:
     transfer: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
     passes: Mapping[str, Mapping[Pass, float]] = field(default_factory=lambda: MappingProxyType({}))
+    switches: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         """Refuse predictions that cannot be held against a clock."""
@@ -433,7 +439,8 @@ def compare(
         The solver's plan, and the target alone; both must have been run.
     rng : numpy.random.Generator
     cost : callable (model, new tokens) -> seconds, optional
-        Profiled cost of one pass, for the split of the error into acceptance and cost. A plan for which it
+        Profiled cost of one pass, for the split of the error into acceptance and cost; over 0 new tokens, what a pass
+        right behind another network's takes more. A plan for which it
         raises PredictionError gets no split.
     candidates : collection of str, optional
         The plans that the solver could have chosen, for the regret; by default every plan that was run, which
@@ -707,10 +714,18 @@ def _results(
                 transfer=transfer,
                 transfer_error={name: value / measured.value - 1 for name, value in transfer.items()},
                 transfer_interval=predictions.intervals.get(plan),
-                **_passes([run for run in grid.runs if run.plan == plan], predictions.passes.get(plan), cost),
+                **_passes([run for run in grid.runs if run.plan == plan], _foreseen(predictions, plan), cost),
             )
         )
     return tuple(sorted(results, key=lambda result: result.measured.value))
+
+
+def _foreseen(predictions: Predictions, plan: str) -> dict[Pass, float] | None:
+    """Return the passes foreseen per token, those behind another network's once more as (model, 0)."""
+    passes = predictions.passes.get(plan)
+    if passes is None:
+        return None
+    return {**passes, **{(model, 0): number for model, number in predictions.switches.get(plan, {}).items()}}
 
 
 def _of_plan(predictions: Mapping[str, Mapping[str, float]], plan: str) -> dict[str, float]:
@@ -723,9 +738,11 @@ def _passes(
     """Return the fields of a result that come from the passes of its runs."""
     tokens, target_passes = sum(run.tokens for run in runs), sum(run.target_passes for run in runs)
     made: Counter[Pass] = Counter()
+    switched: Counter[Pass] = Counter()
     taken: dict[str, float] = {}
     for run in runs:
         made.update(run.passes)
+        switched.update({(model, 0): number for model, number in run.switches.items()})
         for (model, _), seconds in run.pass_seconds.items():
             taken[model] = taken.get(model, 0.0) + seconds
     count = Counter[str]()
@@ -738,7 +755,7 @@ def _passes(
         "seconds_by_model": {model: seconds / tokens for model, seconds in taken.items()},
         "passes_by_model": {model: number / tokens for model, number in count.items()},
     }
-    return fields | _split(made, inside, tokens, expected, cost)
+    return fields | _split(made | switched, inside, tokens, expected, cost)
 
 
 def _split(

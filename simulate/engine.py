@@ -192,12 +192,15 @@ class CostTable:
     ----------
     longest : float
         The most new tokens that were profiled; longer passes are charged in proportion to their tokens.
+    switch : float
+        Seconds that a pass behind another network's takes more.
     """
 
-    __slots__ = ("_constant", "_grid", "_low", "_sums", "longest")
+    __slots__ = ("_constant", "_grid", "_low", "_sums", "longest", "switch")
 
     def __init__(self, curve: CostCurve, *, context: float | None = None, span: tuple[int, int] | None = None) -> None:
         self.longest = curve.max_tokens
+        self.switch = curve.switch
         self._constant = curve(1, context) if curve.constant else None
         self._low = 0
         if span is None or len(curve.contexts) == 1:
@@ -315,6 +318,8 @@ class Counts:
         Rounds of the target that gained 0, 1, 2, ... tokens.
     model_seconds : mapping of str to float
         Seconds spent in the passes of each model.
+    switches : mapping of str to int
+        Passes of each model right behind another network's; none are counted where they cost nothing more.
     """
 
     tokens: int
@@ -325,6 +330,7 @@ class Counts:
     discarded: Mapping[str, int]
     tokens_histogram: tuple[int, ...]
     model_seconds: Mapping[str, float]
+    switches: Mapping[str, int]
 
     @property
     def seconds(self) -> float:
@@ -394,6 +400,8 @@ class Engine:
         self.length = length.copy()
         self.costs = tuple(costs)
         self._world = world
+        self._switching = any(table.switch for table in self.costs)
+        self._last = np.full(len(length), target.index)  # the model of each lane's last pass
         # After prefill every cache holds the prompt and lacks the first output token.
         self._cached = np.tile(length - 1, (len(self.models), 1))
         self._caches = list(self._cached)
@@ -408,6 +416,7 @@ class Engine:
         self._drafted: dict[tuple[str, str], int] = {}
         self._accepted: dict[tuple[str, str], int] = {}
         self._discarded = [0] * len(self.models)
+        self._switches = [0] * len(self.models)
 
     def target_round(self, where: Where = EVERYWHERE, left: Ints | None = None) -> Ints:
         """Run one round of the target; return the tokens gained per lane.
@@ -447,6 +456,7 @@ class Engine:
             discarded={model: self._discarded[index] for index, model in enumerate(self.models)},
             tokens_histogram=tuple(self._gained.tolist()),
             model_seconds=dict(zip(self.models, self._model_seconds, strict=True)),
+            switches={model: count for model, count in zip(self.models, self._switches, strict=True) if count},
         )
 
     def _round(self, node: Node, row: tuple[Edge, ...], where: Where, left: Ints | None = None) -> Ints:
@@ -566,7 +576,16 @@ class Engine:
         fed = np.maximum(length - self._caches[model][where], drafted + 1)
         self._caches[model][where] = length
         self._charge(model, self.costs[model].passes(fed, length - fed), where, len(fed))
+        if self._switching:
+            self._switch(model, where)
         self._fed[model] = _added(self._fed[model], np.bincount(fed))
+
+    def _switch(self, model: int, where: Where) -> None:
+        """Charge what the pass takes more in the lanes in which another network made the last one."""
+        other = self._last[where] != model
+        self._last[where] = model
+        self._switches[model] += int(other.sum())
+        self._charge(model, self.costs[model].switch * other, where, len(other))
 
     def _charge(self, model: int, seconds: Floats | float, where: Where, lanes: int) -> None:
         self.seconds[where] += seconds

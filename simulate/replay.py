@@ -588,8 +588,9 @@ class _BildWalk:
         self._doubts = _doubts(plan, traces)
         self._exceeds = (traces.surprise[pair] > plan.rollback).tolist()
         self._agrees = (traces.choice[plan.small] == traces.choice[plan.large]).tolist()
-        self._small: list[tuple[int, int, int]] = []  # prompt, tokens fed, tokens cached
-        self._large: list[tuple[int, int, int]] = []
+        self._small: list[tuple[int, int, int, bool]] = []  # prompt, tokens fed, tokens cached, behind the other's
+        self._large: list[tuple[int, int, int, bool]] = []
+        self._last_is_large = True
         self._gained: Counter[int] = Counter()
         self._drafted = self._accepted = self._fallbacks = self._rollbacks = self._deviations = 0
 
@@ -598,8 +599,9 @@ class _BildWalk:
         for index, wanted in enumerate(self._script.wanted.tolist()):
             self._output(index, int(self._script.first[index]), wanted)
         plan, drafted, accepted = self._plan, self._drafted, self._accepted
-        passes = Counter((plan.small, fed) for _, fed, _ in self._small)
-        passes.update((plan.large, fed) for _, fed, _ in self._large)
+        both = ((plan.small, self._small), (plan.large, self._large))
+        passes = Counter((model, fed) for model, made in both for _, fed, _, _ in made)
+        switches = {model: sum(switched for *_, switched in made) for model, made in both}
         small, large = (self._seconds(plan.small, self._small), self._seconds(plan.large, self._large))
         return ReplayedRun(
             tokens=int(self._script.wanted.sum()),
@@ -610,9 +612,10 @@ class _BildWalk:
             discarded={plan.small: self._fallbacks, plan.large: 0},
             tokens_histogram=tuple(self._gained[size] for size in range(max(self._gained) + 1)),
             model_seconds={plan.small: float(small.sum()), plan.large: float(large.sum())},
+            switches={model: count for model, count in switches.items() if count},
             plan=plan,
             prompt_tokens=self._script.wanted,
-            prompt_rounds=np.bincount([index for index, _, _ in self._large], minlength=len(small)).astype(float),
+            prompt_rounds=np.bincount([index for index, *_ in self._large], minlength=len(small)).astype(float),
             prompt_seconds=small + large,
             repeats=1,
             bild=BildCounts(self._fallbacks, self._rollbacks, drafted - accepted, self._deviations),
@@ -625,15 +628,16 @@ class _BildWalk:
         begun = not self._reference and not self._doubts[first]
         at, missing = first + 1, 1
         mark = first if begun else at
+        self._last_is_large = True
         while at < end:
             at, missing = self._stint(index, (mark, at, end), missing, shift)
-            self._large.append((index, at - mark + 1, shift + mark - 1))
+            self._pass(index, at - mark + 1, shift + mark - 1, large=True)
             kept = self._review(mark, at)
             self._gained[kept + 1 - max(mark, first + 1)] += 1
             missing = max(0, missing - (at - kept)) + 1
             again = self._reference and kept < at and kept + 1 < end
             if again:
-                self._large.append((index, 1, shift + kept))
+                self._pass(index, 1, shift + kept, large=True)
                 self._gained[1] += 1
                 missing += 1
             at = mark = kept + 1 + again
@@ -644,12 +648,16 @@ class _BildWalk:
         stop = min(mark + self._longest, end - 1)
         while at < stop:
             fed = max(1, missing)
-            self._small.append((index, fed, shift + at - fed))
+            self._pass(index, fed, shift + at - fed, large=False)
             if self._doubts[at]:
                 self._fallbacks += 1
                 return at, 0
             at, missing = at + 1, 1
         return at, missing
+
+    def _pass(self, index: int, fed: int, cached: int, *, large: bool) -> None:
+        (self._large if large else self._small).append((index, fed, cached, large != self._last_is_large))
+        self._last_is_large = large
 
     def _review(self, mark: int, at: int) -> int:
         """Return the position up to which the large model lets the small one's tokens stand."""
@@ -664,13 +672,14 @@ class _BildWalk:
         self._deviations += self._agrees[mark:kept].count(False)
         return kept
 
-    def _seconds(self, model: str, passes: list[tuple[int, int, int]]) -> Floats:
+    def _seconds(self, model: str, passes: list[tuple[int, int, int, bool]]) -> Floats:
         """Return the seconds that `passes` take per prompt."""
         prompts = len(self._script.first)
         if not passes:
             return np.zeros(prompts)
-        index, fed, cached = np.array(passes).T
-        seconds = np.broadcast_to(self._script.costs(model).passes(fed, cached), fed.shape)
+        index, fed, cached, switched = np.array(passes, dtype=np.int64).T
+        costs = self._script.costs(model)
+        seconds = costs.passes(fed, cached) + costs.switch * switched
         return np.bincount(index, weights=seconds, minlength=prompts).astype(float)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -50,6 +51,7 @@ def random_profile(rng: np.random.Generator) -> Profile:
     """Return costs and acceptance laws of all models, lookup included, in random shapes."""
     scales = dict(zip(MODELS, (1.0, 0.3, 0.1, 0.03), strict=True))
     costs = {name: random_cost(rng, scale * rng.uniform(0.7, 1.4)) for name, scale in scales.items()}
+    costs = {name: replace(curve, switch=scales[name] * rng.uniform(0, 0.3)) for name, curve in costs.items()}
     pairs = [(j, i) for j in MODELS for i in MODELS if j not in (i, "big")]
     laws = {pair: random_survival(rng) for pair in pairs}
     proposed = rng.dirichlet(np.ones(LONGEST_LOOKUP + 1))

@@ -24,7 +24,7 @@ from hsdopt.profiles import Profile, Setting
 from hsdopt.profiling import Prompt, Workload, profile, profile_within
 from hsdopt.profiling.acceptance import PromptTrace
 from hsdopt.profiling.budget import COARSE, Race
-from hsdopt.profiling.cost import CostRecord, collect, outliers, relative_error
+from hsdopt.profiling.cost import CostRecord, SwitchRecord, collect, outliers, relative_error
 from hsdopt.profiling.elimination import WITHIN, Question
 from hsdopt.profiling.measure import sharpened
 from hsdopt.solvers.solve import solve
@@ -98,6 +98,10 @@ class FakeBench:
         self.traced += 1
         sure = {name: [1.0] * TOKENS for name in choice}
         return PromptTrace(tuple(range(PROMPT)), tuple(tokens.tolist()), choice, sure, sure)
+
+    def switches(self, traces: Sequence[PromptTrace]) -> tuple[SwitchRecord, ...]:
+        assert traces
+        return ()
 
     def time(self, cell: tuple[str, int, int], traces: Sequence[PromptTrace]) -> float:
         assert traces

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 Curve: TypeAlias = float | tuple[float, ...]
 Key: TypeAlias = Any
-"""What is counted: (model, new tokens), ("drafted" or "accepted", drafter, verifier), "tokens" or "rounds"."""
+"""What is counted: (model, new tokens), ("switch", model) for passes right behind another network's, ("drafted" or
+"accepted", drafter, verifier), "tokens" or "rounds"."""
 
 WARM_UP = 4  # rounds per output that are not counted in the long run
 BATCH = 20  # rounds whose counts are one observation
@@ -53,7 +54,8 @@ class Case:
 
     def profile(self) -> Profile:
         laws = {pair: self._acceptance(pair[0], law) for pair, law in self.laws.items()}
-        return Profile.from_rates("t", dict.fromkeys(self.plan.models, 1.0), laws)
+        costs = dict.fromkeys(self.plan.models, CostCurve((1, 99), (0,), ((1.0, 1.0),), switch=0.25))
+        return Profile.from_rates("t", costs | {LOOKUP: CostCurve.fixed(1.0)}, laws)
 
     def models(self, seed: int) -> dict[str, Any]:
         return scheduled_models(
@@ -161,7 +163,7 @@ class Observed:
 def rounds_of(output: Generation) -> list[Counter[Key]]:
     """Return the counts of every round of the target; a round ends with the last review of its verify pass."""
     rounds: list[Counter[Key]] = []
-    ended = True
+    ended, last = True, output.target
     for event in output.events:
         if event.kind not in ("pass", "lookup", "verify"):
             continue
@@ -174,6 +176,9 @@ def rounds_of(output: Generation) -> list[Counter[Key]]:
             rounds[-1]["tokens"] += event.accepted * (event.model == output.target)
         else:
             rounds[-1][event.model, 1 if event.kind == "lookup" else event.new_tokens] += 1
+            if event.kind == "pass":
+                rounds[-1]["switch", event.model] += event.model != last
+                last = event.model
             ended = event.model == output.target
     return rounds
 
@@ -181,12 +186,14 @@ def rounds_of(output: Generation) -> list[Counter[Key]]:
 def counts_of(run: Any) -> Counter[Key]:  # noqa: ANN401 -- any of the simulator's counts
     drafted = {("drafted", *pair): count for pair, count in run.drafted.items()}
     accepted = {("accepted", *pair): count for pair, count in run.accepted.items()}
-    return Counter({**run.passes, **drafted, **accepted, "tokens": run.tokens, "rounds": run.rounds})
+    switches = {("switch", model): count for model, count in run.switches.items()}
+    return Counter({**run.passes, **switches, **drafted, **accepted, "tokens": run.tokens, "rounds": run.rounds})
 
 
 def expected_of(estimate: Estimate) -> dict[Key, float]:
     """Return what is expected per token, by key."""
     found: dict[Key, float] = {key: share for key, share in estimate.passes.items() if share > 0}
+    found |= {("switch", model): share for model, share in estimate.switches.items() if share > 0}
     for edge in estimate.edges:
         found["drafted", edge.drafter, edge.verifier] = edge.drafted
         found["accepted", edge.drafter, edge.verifier] = edge.accepted
@@ -379,7 +386,8 @@ def lines(rng: np.random.Generator, prompt: int, tokens: int) -> tuple[dict[str,
         top={"small": small[places].max(axis=1)},
         surprise={("small", "large"): -np.log(large[places, choice["small"]])},
     )
-    return models, Profile("large", dict.fromkeys(laws, CostCurve.fixed(1.0)), traces=traces)
+    costs = CostCurve((1, 99), (0,), ((1.0, 1.0),), switch=0.25)
+    return models, Profile("large", dict.fromkeys(laws, costs), traces=traces)
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -387,9 +395,15 @@ def test_big_little_decoder_agrees(seed: int) -> None:
     rng = np.random.default_rng(seed)
     plan, prompt, tokens = bild_plan(rng), int(rng.integers(1, 5)), int(rng.integers(1, 41))
     models, profile = lines(rng, prompt, tokens + 1)
-    ran = generate(plan, models, [0] * prompt, max_new_tokens=tokens + 1).counters
+    output = generate(plan, models, [0] * prompt, max_new_tokens=tokens + 1)
+    ran = output.counters
     walked, estimate = replay(plan, profile), expected_latency(plan, profile, tokens=tokens)
     assert walked.passes == ran.new_tokens
+    made = ["large", *(event.model for event in output.events if event.kind == "pass")]
+    assert walked.switches == Counter(now for last, now in pairwise(made) if now != last)
+    assert {m: share * tokens for m, share in estimate.switches.items() if share} == pytest.approx(walked.switches)
+    assert walked.seconds == pytest.approx(sum(walked.passes.values()) + 0.25 * sum(walked.switches.values()))
+    assert estimate.seconds_per_token * tokens == pytest.approx(walked.seconds)
     assert {key: share * tokens for key, share in estimate.passes.items()} == pytest.approx(dict(walked.passes))
     assert estimate.tokens_per_pass == pytest.approx(walked.tokens_per_pass)
     (edge,) = estimate.edges

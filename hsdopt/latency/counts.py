@@ -27,11 +27,14 @@ class Counts:
         Tokens drafted and accepted by (drafter, verifier).
     tokens_per_pass : float
         Tokens emitted per pass of the target.
+    switches : mapping of str to float
+        Passes of each model right behind another network's.
     """
 
     passes: Passes
     edges: Mapping[tuple[str, str], tuple[float, float]]
     tokens_per_pass: float
+    switches: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,13 @@ def steady_counts(kernel: Kernel, models: Sequence[str]) -> Counts:
     lengths = kernel.target_round(None)
     tokens = _mean_gain(lengths)
     passes: dict[tuple[str, int], float] = defaultdict(float)
+    switches: dict[str, float] = {}
     for model in models:
         step = kernel.target_round(model)
         _charge(passes, model, step.bill, steady_start(step), 1.0 / tokens)
+        switches[model] = step.bill.switches / tokens
     edges = {edge: (drafted / tokens, accepted / tokens) for edge, (drafted, accepted) in lengths.bill.edges.items()}
-    return Counts(dict(passes), edges, tokens)
+    return Counts(dict(passes), edges, tokens, switches)
 
 
 def finite_counts(kernel: Kernel, models: Sequence[str], tokens: int) -> Counts:
@@ -60,9 +65,12 @@ def finite_counts(kernel: Kernel, models: Sequence[str], tokens: int) -> Counts:
     Every model starts with one token missing, and the target's last drafts are shortened to the room left.
     """
     passes: dict[tuple[str, int], float] = defaultdict(float)
+    switches = dict.fromkeys(models, 0.0)
     for model in models:
         for room, starts in _visits(kernel, model, tokens).items():
-            _charge(passes, model, kernel.target_round(model, room).bill, starts, 1.0 / tokens)
+            bill = kernel.target_round(model, room).bill
+            _charge(passes, model, bill, starts, 1.0 / tokens)
+            switches[model] += bill.switches * sum(starts.values()) / tokens
     edges: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     rounds = 0.0
     for room, starts in _visits(kernel, None, tokens).items():
@@ -71,7 +79,7 @@ def finite_counts(kernel: Kernel, models: Sequence[str], tokens: int) -> Counts:
         for edge, (drafted, accepted) in kernel.target_round(None, room).bill.edges.items():
             edges[edge][0] += times * drafted / tokens
             edges[edge][1] += times * accepted / tokens
-    return Counts(dict(passes), {edge: (both[0], both[1]) for edge, both in edges.items()}, tokens / rounds)
+    return Counts(dict(passes), {edge: (both[0], both[1]) for edge, both in edges.items()}, tokens / rounds, switches)
 
 
 def positions(kernel: Kernel, models: Sequence[str], target: str) -> list[Position]:

@@ -106,6 +106,8 @@ class Estimate:
         Share of the seconds spent in passes longer than any profiled, at most 0.002.
     overhead : float
         Seconds per token outside the passes; 0 unless they were asked for.
+    switches : mapping of str to float
+        Passes per emitted token right behind another network's, by model.
     """
 
     seconds_per_token: float
@@ -119,6 +121,7 @@ class Estimate:
     position_value: tuple[PositionValue, ...] = ()
     extrapolated: float = 0.0
     overhead: float = 0.0
+    switches: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def expected_latency(
@@ -135,7 +138,7 @@ def expected_latency(
 
     Exact if rounds are independent and each segment of a draft is accepted by its pair's survival curve:
     lengths, conventions, short lookup proposals and the tokens that caches have to catch up on are all counted
-    jointly.
+    jointly. What passes right behind another network's take more is left out of the values of positions.
 
     Parameters
     ----------
@@ -278,6 +281,7 @@ def _priced(plan: Plan, counts: Counts, places: list[Position], prices: _Prices)
         position_value=tuple(_worth(index + 1, place, seconds, prices) for index, place in enumerate(places)),
         extrapolated=_extrapolated(counts, prices, seconds),
         overhead=outside,
+        switches=MappingProxyType(dict(counts.switches)),
     )
 
 
@@ -285,6 +289,7 @@ def _share(model: str, counts: Counts, prices: _Prices) -> ModelShare:
     own = [(tokens, count) for (name, tokens), count in counts.passes.items() if name == model]
     passes = sum(count for _, count in own)
     seconds = sum(count * prices(model, tokens) for tokens, count in own)
+    seconds += counts.switches.get(model, 0.0) * prices.switch(model)
     fed = sum(count * tokens for tokens, count in own)
     return ModelShare(model, passes, seconds, fed / passes if passes > 0.0 else 0.0)
 
@@ -327,6 +332,10 @@ class _Prices:
     def beyond(self, model: str, tokens: int) -> bool:
         """Return whether passes of so many tokens were not profiled."""
         return tokens > self.longest(model)
+
+    def switch(self, model: str) -> float:
+        """Return the seconds that a pass behind another network's takes more."""
+        return self._profile.cost(model).switch
 
     def outside(self, passes: Passes) -> float:
         """Return the seconds outside so many passes by (model, new tokens)."""

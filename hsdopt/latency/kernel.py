@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeAlias
 
 from hsdopt.errors import PredictionError
@@ -41,12 +42,15 @@ class Bill:
     first : dict of (int, int) to float
         First passes by (appended, drafted): `appended` tokens came since the start, then a draft of
         `drafted` tokens to verify.
+    switches : float
+        Passes right behind another network's.
     edges : dict of (str, str) to [float, float]
         Tokens drafted and accepted per (drafter, verifier); complete only where no model is followed.
     """
 
     sized: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     first: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    switches: float = 0.0
     edges: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0]))
 
     def add(self, other: Bill, weight: float, state: State, appended: int) -> None:
@@ -58,6 +62,7 @@ class Bill:
                 self.first[appended + later, drafted] += weight * passes
             else:
                 self.sized[new_tokens(state + later, drafted)] += weight * passes
+        self.switches += weight * other.switches
         for edge, (drafted_tokens, accepted) in other.edges.items():
             self.edges[edge][0] += weight * drafted_tokens
             self.edges[edge][1] += weight * accepted
@@ -94,6 +99,8 @@ class Round:
         Probabilities of (drafted, accepted).
     spans : tuple of mapping
         Per segment, probabilities of (tokens before it, its tokens).
+    alone : float
+        Chance that no other network made a pass in it.
     """
 
     law: Law
@@ -102,18 +109,26 @@ class Round:
     verify: Bill
     drafts: Mapping[tuple[int, int], float]
     spans: tuple[Mapping[tuple[int, int], float], ...]
+    alone: float
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """One segment of a row under way: what is asked, and what has come of it so far."""
+    """One segment of a row under way: what is asked, and what has come of it so far; `behind` is who drafted before."""
 
     segment: Segment
     verifier: str
     watched: str | None
     room: int | None
+    behind: str | None = None
     bill: Bill = field(default_factory=Bill)
     spans: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    asked: float = 0.0
+
+    @property
+    def idle(self) -> float:
+        """The chance that it gives no network anything to do."""
+        return 1.0 if self.segment.level.model == LOOKUP else 1.0 - self.asked
 
     def judge(self, accepted: float) -> None:
         """Count the segment's tokens as drafted, `accepted` of them as accepted."""
@@ -169,12 +184,19 @@ class Kernel:
 
     def _compute_round(self, verifier: str, row: Row, watched: str | None, room: int | None) -> Round:
         front: _Front = {(0, 0, None): 1.0}
-        stretches = [_Stretch(segment, verifier, watched, room) for segment in row]
+        drafters = accumulate((_drafter(segment) for segment in row), lambda last, name: name or last)
+        stretches = [
+            _Stretch(segment, verifier, watched, room, last)
+            for segment, last in zip(row, (None, *drafters), strict=False)
+        ]
         for stretch in stretches:
             front = self._extend(front, stretch)
         law: dict[tuple[int, State], float] = defaultdict(float)
         drafts: dict[tuple[int, int], float] = defaultdict(float)
         verify, total = Bill(), Bill()
+        alone = min((stretch.idle for stretch in stretches), default=1.0)
+        if verifier == watched:
+            verify.switches = 1.0 - alone
         for (held, accepted, state), chance in front.items():
             drafts[held, accepted] += chance
             if verifier == watched:
@@ -185,7 +207,7 @@ class Kernel:
         bills = tuple(stretch.bill for stretch in stretches)
         for bill in (*bills, verify):
             total.add(bill, 1.0, None, 0)
-        return Round(dict(law), total, bills, verify, drafts, tuple(stretch.spans for stretch in stretches))
+        return Round(dict(law), total, bills, verify, drafts, tuple(stretch.spans for stretch in stretches), alone)
 
     def _extend(self, front: _Front, stretch: _Stretch) -> _Front:
         """Return the front after one more segment of the row; enter its passes and places in `stretch`."""
@@ -196,6 +218,7 @@ class Kernel:
             if asked == 0:
                 after[held, accepted, state] += chance
                 continue
+            stretch.asked += chance
             self._charge(stretch, asked, chance, state, held)
             for tokens, out, share, judged in self._offers(stretch, asked, left):
                 now = out if out is not None or state is None else state + tokens
@@ -216,6 +239,8 @@ class Kernel:
         if segment.level.model != LOOKUP:
             bill = self._request(segment.level, asked, segment.stop, stretch.watched).bill
             stretch.bill.add(bill, chance, state, held)
+            if stretch.behind is not None and stretch.behind == stretch.watched == _first(segment.level):
+                stretch.bill.switches -= chance
         elif stretch.watched == LOOKUP:
             stretch.bill.sized[1] += chance
 
@@ -270,6 +295,8 @@ class Kernel:
         bill = Bill()
         visits: list[dict[State, float]] = [defaultdict(float) for _ in range(asked)]
         visits[0][None] = 1.0
+        if level.model == watched:  # its first pass, unless another network drafts for it
+            bill.switches = self._round(level, self._next_row(level, asked), watched).alone
         done: dict[tuple[int, State], float] = defaultdict(float)
         for held in range(asked):
             if not visits[held]:
@@ -288,6 +315,8 @@ class Kernel:
 
     def _some_rounds(self, level: Level, rounds: int, watched: str | None) -> Request:
         bill, step = Bill(), self._round(level, level.row, watched)
+        if level.model == watched:
+            bill.switches = step.alone
         law: dict[tuple[int, State], float] = {(0, None): 1.0}
         for _ in range(rounds):
             following: dict[tuple[int, State], float] = defaultdict(float)
@@ -304,6 +333,17 @@ class Kernel:
 
 def _as_row(choice: Choice | None) -> Row:
     return () if choice is None else (Segment(Level(choice.drafter), choice.length),)
+
+
+def _drafter(segment: Segment) -> str | None:
+    """Return the network that makes the last pass of a segment; None for lookup."""
+    return None if segment.level.model == LOOKUP else segment.level.model
+
+
+def _first(level: Level) -> str:
+    """Return the network that makes the first pass when a level is asked."""
+    below = next((segment.level for segment in level.row if segment.level.model != LOOKUP), None)
+    return level.model if below is None else _first(below)
 
 
 def _asked(segment: Segment, held: int, left: int | None) -> int:
@@ -332,6 +372,7 @@ def _plain_passes(tokens: int, *, followed: bool) -> Request:
     bill = Bill()
     if followed:
         bill.first[0, 0] = 1.0
+        bill.switches = 1.0
         if tokens > 1:
             bill.sized[1] = float(tokens - 1)
     return Request({(tokens, 1 if followed else None): 1.0}, bill)

@@ -27,12 +27,20 @@ class _Script:
 
 @dataclass(slots=True)
 class _Tally:
-    """Passes by (model, new tokens); small tokens that were reviewed and kept; tokens emitted."""
+    """Passes by (model, new tokens), and behind the other model's; small tokens reviewed and kept; tokens emitted."""
 
     passes: dict[tuple[str, int], float] = field(default_factory=lambda: defaultdict(float))
+    switches: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    last: str = ""
     drafted: int = 0
     accepted: int = 0
     emitted: int = 0
+
+    def add(self, model: str, tokens: int) -> None:
+        """Count one pass."""
+        self.passes[model, tokens] += 1
+        self.switches[model] += model != self.last
+        self.last = model
 
 
 def stint_counts(plan: Bild, traces: Traces | None, tokens: int | None) -> Counts:
@@ -63,7 +71,8 @@ def stint_counts(plan: Bild, traces: Traces | None, tokens: int | None) -> Count
     large = sum(count for (model, _), count in tally.passes.items() if model == plan.large)
     edges = {(plan.small, plan.large): (tally.drafted / tally.emitted, tally.accepted / tally.emitted)}
     passes = {key: count / tally.emitted for key, count in tally.passes.items()}
-    return Counts(passes, edges, tally.emitted / large)
+    switches = {model: count / tally.emitted for model, count in tally.switches.items()}
+    return Counts(passes, edges, tally.emitted / large, switches)
 
 
 def _flags(plan: Bild, traces: Traces | None) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
@@ -95,17 +104,19 @@ def _walk(plan: Bild, script: _Script, tally: _Tally, *, finite: bool) -> None:
     first = at = int(finite)
     mark = 0 if finite and plan.semantics == "paper" and not script.doubts[0] else at
     missing = 1  # tokens that the small model's cache lacks; the large one's lacks one before every stint
+    if finite or not tally.last:
+        tally.last = plan.large  # the prefill's, or that of the round before in the long run
     while at < end:
         stop = min(mark + longest, end - 1) if finite else mark + longest
         at, missing = _stint(plan, script, (at, stop), missing, tally)
-        tally.passes[plan.large, at - mark + 1] += 1
+        tally.add(plan.large, at - mark + 1)
         kept = _reviewed(plan, script, mark, at)
         tally.drafted += at - mark
         tally.accepted += kept - mark
         missing = max(0, missing - (at - kept)) + 1
         again = plan.semantics == "reference" and kept < at and kept + 1 < end
         if again:
-            tally.passes[plan.large, 1] += 1
+            tally.add(plan.large, 1)
             missing += 1
         at = mark = kept + 1 + again
     tally.emitted += at - first
@@ -122,7 +133,7 @@ def _longest(plan: Bild, size: int) -> int:
 def _stint(plan: Bild, script: _Script, span: tuple[int, int], missing: int, tally: _Tally) -> tuple[int, int]:
     """Return where a stint over at most `span` ends, and what the small model is missing after it."""
     for place in range(*span):
-        tally.passes[plan.small, max(1, missing)] += 1
+        tally.add(plan.small, max(1, missing))
         if script.doubts[place % len(script.doubts)]:
             return place, 0  # the pass took in all there was; its token is discarded
         missing = 1

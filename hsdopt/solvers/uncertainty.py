@@ -149,8 +149,9 @@ def replicates(
 
 def _seconds(plan: Plan, source: _Source, index: int, copy: Profile, prices: _Prices) -> float:
     if isinstance(plan, Level | Adaptive):
-        passes = steady_counts(Kernel(plan, copy), plan.models).passes
-        return sum(number * prices(model, tokens) for (model, tokens), number in passes.items())
+        counts = steady_counts(Kernel(plan, copy), plan.models)
+        switching = sum(number * copy.costs[model].switch for model, number in counts.switches.items())
+        return switching + sum(number * prices(model, tokens) for (model, tokens), number in counts.passes.items())
     walked = replace(copy, traces=source.traces(index))
     return expected_latency(plan, walked, context=prices.context).seconds_per_token
 
