@@ -6,23 +6,20 @@ and on request the divergence from the target's distribution beside it.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import shutil
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import nn
 
-from hsdopt.errors import HsdoptError, InvalidArgumentError
-from hsdopt.profiles import atomic_write
-from hsdopt.runtime.calibration import IGNORED, Batch, batches
+from hsdopt.errors import InvalidArgumentError
+from hsdopt.runtime.calibration import Batch, batches
+from hsdopt.runtime.checkpoints import Checkpoints, State
+from hsdopt.runtime.losses import loss_of, places_in_head
 from hsdopt.runtime.students import FULL, Students, agreements
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
     from hsdopt.runtime.calibration import Example, Progress
 
-__all__ = ["Agreement", "Outcome", "Recipe", "align", "log_text", "measure"]
+__all__ = ["Agreement", "Outcome", "Recipe", "align", "measure"]
 
 _TIMED_STEPS = 6
 """Steps that are timed, the first of them left out, before a limit in minutes becomes a number of steps."""
@@ -175,21 +172,6 @@ class Outcome:
     log: list[dict[str, Any]]
 
 
-@dataclass(slots=True)
-class _State:
-    """Where a training stands, but for weights and the optimiser."""
-
-    step: int = 0
-    steps: int | None = None
-    tokens: int = 0
-    seconds: float = 0.0
-    best: float = -1.0
-    best_step: int = 0
-    loss: float = 0.0
-    losses: int = 0
-    log: list[dict[str, Any]] = field(default_factory=list)
-
-
 def measure(students: Students, held_out: Sequence[Example], *, batch: int = 8) -> dict[str, Agreement]:
     """Return the greedy acceptance rate of every student on held-out examples."""
     return {name: Agreement.of(pairs) for name, pairs in agreements(students, held_out, batch=batch).items()}
@@ -263,17 +245,17 @@ class _Training:
         self.train = train
         self.held_out = held_out
         self.recipe = recipe
-        self.checkpoints = _Checkpoints(folder)
+        self.checkpoints = Checkpoints(folder)
         self.weights = students.weights()
         if not self.weights:
             raise InvalidArgumentError("expected a network with weights to train; all of these are frozen or quantised")
-        self.optimiser = torch.optim.AdamW(
+        self.optimiser: torch.optim.Optimizer = torch.optim.AdamW(
             self.weights.values(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
-        self.state = _State(steps=recipe.steps if recipe.minutes is None else None)
+        self.state = State(steps=recipe.steps if recipe.minutes is None else None)
         self.best = self._copies()
         self.device = students.device
-        self.places = _placement(students)
+        self.places = places_in_head(students)
 
     def run(self, *, resume: bool, progress: Progress) -> Outcome:
         recipe = self.recipe
@@ -357,7 +339,7 @@ class _Training:
         finally:
             for head in heads:
                 head.spread = True
-        losses = {name: _loss(logits, batch, self.recipe, self.places) for name, logits in scored.items()}
+        losses = {name: loss_of(logits, batch, self.recipe, self.places) for name, logits in scored.items()}
         whole = losses.pop(FULL, None)
         exits = torch.stack(list(losses.values())).mean()
         return exits if whole is None else (exits + whole) / 2
@@ -385,134 +367,3 @@ class _Training:
 
     def _copies(self) -> dict[str, torch.Tensor]:
         return {name: weight.detach().clone() for name, weight in self.weights.items()}
-
-
-def _placement(students: Students) -> torch.Tensor | None:
-    """Return where in a small head every id stands, IGNORED for those it lacks; None for whole heads."""
-    heads = students.heads()
-    if not heads:
-        return None
-    places = torch.full((heads[0].out_features,), IGNORED, device=students.device)
-    places[heads[0].ids] = torch.arange(len(heads[0].ids), device=students.device)
-    return places
-
-
-def _loss(logits: torch.Tensor, batch: Batch, recipe: Recipe, places: torch.Tensor | None) -> torch.Tensor:
-    """Return cross-entropy on the target's tokens, and the divergence from its distribution if it has a weight."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    labels = batch.best if recipe.labels == "argmax" else batch.outputs
-    labels = labels if places is None else places[labels]
-    counted = (labels != IGNORED).sum().clamp_min(1)  # a batch may have no label within a small head
-    loss = nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum") / counted
-    if recipe.soft and batch.top is not None:
-        loss = loss + recipe.soft * _divergence(logits, batch.top, places)
-    return loss
-
-
-def _divergence(
-    logits: torch.Tensor, top: tuple[torch.Tensor, torch.Tensor], places: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the mean divergence KL(target || student) over the target's top tokens and, as one more, all others.
-
-    Tokens outside a small head count among the others. Merging tokens gives a lower bound of the whole divergence.
-    """
-    ids, log_target = top[0], top[1].to(logits.dtype)
-    at = ids if places is None else places[ids]
-    known = at != IGNORED
-    log_student = logits.log_softmax(-1).gather(-1, at.clamp_min(0))
-    target = torch.where(known, log_target.exp(), 0.0)
-    student = torch.where(known, log_student.exp(), 0.0)
-    least = 1e-6  # of the rest, whose rounded difference may vanish
-    rest = (1 - target.sum(-1)).clamp(least, 1), (1 - student.sum(-1)).clamp(least, 1)
-    inner = (target * torch.where(known, log_target - log_student, 0.0)).sum(-1)
-    return (inner + rest[0] * (rest[0].log() - rest[1].log())).mean()
-
-
-class _Checkpoints:
-    """The checkpoint of a training: a folder that gets its name when it is whole."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def latest(self) -> Path | None:
-        """Return the newest whole checkpoint."""
-        found = [path for path in self.folder.glob("checkpoint-*") if path.suffix != ".part"]
-        return max(found, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-
-    def save(self, training: _Training) -> None:
-        """Write the checkpoint and the log, then drop older checkpoints."""
-        whole = self.folder / f"checkpoint-{training.state.step}"
-        part = whole.with_suffix(".part")
-        older = [path for path in self.folder.glob("checkpoint-*") if path != whole]
-        try:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-            self._write(part, training)
-            shutil.rmtree(whole, ignore_errors=True)
-            part.replace(whole)
-            atomic_write(self.folder / "log.csv", lambda file: file.write(log_text(training.state.log).encode()))
-        except OSError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise HsdoptError(
-                f"cannot write {whole}: {error.strerror or error}; the checkpoint before it is kept: make room and"
-                " continue with --resume"
-            ) from error
-        for path in older:
-            shutil.rmtree(path, ignore_errors=True)
-
-    def _write(self, folder: Path, training: _Training) -> None:
-        device = training.device
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        state = {
-            "state": asdict(training.state),
-            "optimiser": training.optimiser.state_dict(),
-            "random": torch.get_rng_state(),
-            "random_cuda": cuda,
-        }
-        stream = io.BytesIO()
-        torch.save(state, stream)
-        now = {name: weight.detach().contiguous() for name, weight in training.weights.items()}
-        for name, content in (
-            ("state.pt", stream.getbuffer()),
-            ("weights.safetensors", safetensors.torch.save(now)),
-            ("best.safetensors", safetensors.torch.save(training.best)),
-        ):
-            atomic_write(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
-
-    def load(self, training: _Training) -> None:
-        """Continue from the newest checkpoint, if there is one."""
-        path = self.latest()
-        if path is None:
-            return
-        try:
-            state = torch.load(path / "state.pt", weights_only=True, map_location="cpu")
-            now, best = (
-                safetensors.torch.load_file(path / f"{name}.safetensors", device=str(training.device))
-                for name in ("weights", "best")
-            )
-        except Exception as error:  # damaged files raise whatever their reader happens to trip over
-            raise HsdoptError(f"expected a whole checkpoint in {path}; {error}: delete it to start afresh") from error
-        self._check(path, now, training)
-        with torch.no_grad():
-            for name, weight in training.weights.items():
-                weight.copy_(now[name])
-        training.best = best
-        training.optimiser.load_state_dict(state["optimiser"])
-        training.state = _State(**state["state"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], training.device)
-
-    def _check(self, path: Path, now: dict[str, torch.Tensor], training: _Training) -> None:
-        shapes = {name: weight.shape for name, weight in training.weights.items()}
-        if {name: weight.shape for name, weight in now.items()} != shapes:
-            raise HsdoptError(f"expected the weights of this training in {path}; got others: delete it to start afresh")
-
-
-def log_text(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a training's log as CSV."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()

@@ -18,7 +18,7 @@ from torch import nn
 
 from hsdopt.errors import HsdoptError, ModelError
 from hsdopt.runtime.builtin import quiet
-from hsdopt.runtime.students import SubsetHead, shrink_head
+from hsdopt.runtime.heads import SubsetHead, shrink_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -20,21 +20,12 @@ from hsdopt.runtime import Model, generate, load_models
 from hsdopt.runtime.alignment import Agreement, Recipe, align
 from hsdopt.runtime.calibration import Batch, Calibration, Example, batches, calibrate, split
 from hsdopt.runtime.drafters import save_drafter
+from hsdopt.runtime.heads import frequent_tokens, shrink_head, whole_head
+from hsdopt.runtime.hidden import scored
+from hsdopt.runtime.layer_choice import choose_layers
 from hsdopt.runtime.models import tensor_bytes
 from hsdopt.runtime.quantised import quantised_copy, without_layers
-from hsdopt.runtime.students import (
-    FULL,
-    Students,
-    agreements,
-    choose_layers,
-    drafter,
-    frequent_tokens,
-    frozen_exits,
-    joint_exits,
-    scored,
-    shrink_head,
-    whole_head,
-)
+from hsdopt.runtime.students import FULL, Students, agreements, drafter, frozen_exits, joint_exits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,7 +205,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hsdopt.runtime.alignment.atomic_write", full)
+        patch.setattr("hsdopt.runtime.checkpoints.atomic_write", full)
         with pytest.raises(HsdoptError, match=r"cannot write .*checkpoint-8: No space left on device; .*--resume"):
             align(noisy(), train, held_out, recipe, folder=tmp_path, resume=True)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]

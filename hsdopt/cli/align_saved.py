@@ -67,7 +67,7 @@ class Saved:
         return f"exit:{name.removeprefix('exit-')}@{path}" if self.request.joint else str(path / name)
 
     def _files(self, name: str, examples: list[Example]) -> dict[str, str | bytes]:
-        from hsdopt.runtime.alignment import log_text
+        from hsdopt.runtime.checkpoints import log_text
         from hsdopt.runtime.drafters import model_card
 
         data = (

@@ -61,8 +61,10 @@ def train_and_save(
 def _check(request: Request, models: dict[str, Model], workload: Workload) -> None:
     """Refuse what cannot be trained before the target has written for hours."""
     from hsdopt.runtime.calibration import Example, split
+    from hsdopt.runtime.heads import frequent_tokens
+    from hsdopt.runtime.layer_choice import check_layers
     from hsdopt.runtime.quantised import decoder_layers
-    from hsdopt.runtime.students import check_exits, check_layers, frequent_tokens
+    from hsdopt.runtime.students import check_exits
 
     target = models["target"]
     network = models.get("small", target).network
@@ -82,7 +84,7 @@ def _prepare(model: Model) -> None:
     """
     import torch
 
-    from hsdopt.runtime.students import whole_head
+    from hsdopt.runtime.heads import whole_head
 
     if model.network is None:
         raise InvalidArgumentError(f"expected a network to align; {model.source} only proposes")
@@ -118,7 +120,8 @@ def _students(
     request: Request, models: dict[str, Model], examples: list[Example], journal: Journal, report: Progress
 ) -> tuple[Students, str]:
     """Return what is to be trained, and a sentence on where it starts."""
-    from hsdopt.runtime.students import drafter, frequent_tokens, frozen_exits, joint_exits, shrink_head
+    from hsdopt.runtime.heads import frequent_tokens, shrink_head
+    from hsdopt.runtime.students import drafter, frozen_exits, joint_exits
 
     target = models["target"]
     network = models.get("small", target).network
@@ -147,8 +150,8 @@ def _skipped(
     report: Progress,
 ) -> tuple[tuple[int, ...], str]:
     """Return the layers to leave out of `network`, and a sentence on it."""
+    from hsdopt.runtime.layer_choice import choose_layers
     from hsdopt.runtime.quantised import decoder_layers
-    from hsdopt.runtime.students import choose_layers
 
     base = request.target if request.small is None else request.small
     if request.layers is None:
