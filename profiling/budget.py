@@ -582,8 +582,8 @@ def profile_within(
     read = dict(list(task.prompts.items())[: len(race.traces)])
     table = lookup_table(race.traces) if LOOKUP in task.models else None
     task = replace(task, prompts=read)
-    measured = {"switches": race.switches, "budget": outcome}
-    return finished_profile(task, workload, race.traces, race.records, table, **measured)
+    switches = race.switches
+    return finished_profile(task, workload, race.traces, race.records, table, switches=switches, budget=outcome)
 
 
 def _fitting(model: Model, task: Task) -> tuple[int, ...]:

@@ -353,6 +353,11 @@ class Counts:
         return {kind: count / self.tokens for kind, count in self.passes.items()} if self.tokens else {}
 
     @property
+    def switches_per_token(self) -> dict[str, float]:
+        """Passes right behind another network's per token of the target, by model."""
+        return {model: count / self.tokens for model, count in self.switches.items()} if self.tokens else {}
+
+    @property
     def passes_per_token(self) -> dict[str, float]:
         """Passes of each model per token of the target (requests, for the lookup drafter)."""
         totals = dict.fromkeys(self.model_seconds, 0)

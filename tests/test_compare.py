@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -200,6 +201,25 @@ def test_error_splits_into_acceptance_and_cost() -> None:
     assert parts == pytest.approx(1 + result.error["closed form"])
     assert result.tokens_per_pass == pytest.approx(2.5)
     assert result.seconds_by_model == pytest.approx({"t": 0.04, "d": 0.016})
+    assert result.passes_by_model == pytest.approx({"t": 0.4, "d": 1.6})
+
+
+def test_switches_have_their_part_in_both_errors() -> None:
+    profiled = {("t", 5): 0.11, ("d", 1): 0.01, ("t", 1): 0.1, ("t", 0): 0.02, ("d", 0): 0.005}
+    switched = {"t": 4, "d": 4}
+    runs = [replace(run, switches=switched) if run.plan == DRAFT else run for run in priced_runs()]
+    predictions = Predictions(
+        {"x": {DRAFT: 0.075}},
+        "x",
+        passes={DRAFT: {("t", 5): 0.5, ("d", 1): 2.0}},
+        switches={DRAFT: {"t": 0.5, "d": 0.5}},
+    )
+    result = compare(
+        runs, predictions, chosen=DRAFT, autoregression=ALONE, rng=rng(), cost=lambda *kind: profiled[kind]
+    ).plan(DRAFT)
+    priced = (4 * 0.11 + 16 * 0.01 + 4 * 0.02 + 4 * 0.005) / 10
+    assert result.acceptance_error == pytest.approx((0.5 * 0.11 + 2.0 * 0.01 + 0.5 * 0.025) / priced - 1)
+    assert result.cost_error == pytest.approx(priced / 0.056 - 1)
     assert result.passes_by_model == pytest.approx({"t": 0.4, "d": 1.6})
 
 

@@ -349,6 +349,9 @@ def _show(path: Path, *, as_json: bool) -> None:
         "tokens, and accepted / drafted in drafts of 4"
     )
     output().print(table)
+    switches = [f"{row['model']} {milliseconds(row['switch_seconds'])}" for row in rows if row["switch_seconds"]]
+    if switches:
+        output().print(f"more ms in a pass right behind another network's: {', '.join(switches)}", soft_wrap=True)
     if "budget" in profiled.provenance:
         for line in _decision(profiled.provenance["budget"]):
             output().print(line, soft_wrap=True)
@@ -381,6 +384,7 @@ def _row(profiled: Profile, name: str) -> dict[str, Any]:
     return {
         "model": name,
         "seconds_per_pass": seconds,
+        "switch_seconds": cost.switch,
         "acceptance": None if law is None else law.rate,
         "published": None if law is None else asdict(law.published(min(PUBLISHED, profiled.max_draft_length))),
         "positions": law.trials[0] if law is not None and law.trials else None,

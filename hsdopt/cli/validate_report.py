@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.plan import Adaptive, Level
@@ -56,11 +57,17 @@ def comparison(
         chosen=solution.plan.label,
         autoregression=Level(profiled.target).label,
         rng=rng,
-        cost=lambda model, tokens: timed.cost(model)(tokens, timed.context),
+        cost=partial(_pass_seconds, timed),
         candidates=[plan.label for plan in plans if plan.lossless],
         families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
         memory=memory,
     )
+
+
+def _pass_seconds(timed: Profile, model: str, tokens: int) -> float:
+    """Return the seconds of a pass; over no tokens, what one right behind another network's takes more."""
+    curve = timed.cost(model)
+    return curve(tokens, timed.context) if tokens else curve.switch
 
 
 def _predictions(
@@ -77,7 +84,7 @@ def _predictions(
     from hsdopt.cli.predictions import REPLAY, REPLAY_BEFORE, REPLAY_NOW, predict, replays
     from hsdopt.simulate import compare
 
-    foreseen = {name: run.kinds_per_token for name, run in replays(plans, timed, seed=seed).items()}
+    foreseen = replays(plans, timed, seed=seed)
     before = replays(plans, profiled.with_traces(timed.traces), seed=seed) if timed.traces is not None else {}
     now = replays(plans, replace(profiled, costs=timed.costs), seed=seed)
     return compare.Predictions(
@@ -91,7 +98,8 @@ def _predictions(
             REPLAY_NOW: {name: run.seconds_per_token for name, run in now.items()},
         },
         {name: _expected_range(run, profiled, noise, prompts, rng) for name, run in now.items()},
-        foreseen,
+        {name: run.kinds_per_token for name, run in foreseen.items()},
+        {name: run.switches_per_token for name, run in foreseen.items()},
     )
 
 
@@ -130,6 +138,7 @@ def _run(measured: MeasuredRun, target: str) -> Run:
         passes={(model, tokens): count for model, tokens, count, _ in measured.passes},
         pass_seconds={(model, tokens): seconds for model, tokens, _, seconds in measured.passes},
         order=measured.order,
+        switches=dict(measured.switches),
     )
 
 

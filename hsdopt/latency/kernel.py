@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import TypeAlias
 
 from hsdopt.errors import PredictionError
@@ -184,10 +183,9 @@ class Kernel:
 
     def _compute_round(self, verifier: str, row: Row, watched: str | None, room: int | None) -> Round:
         front: _Front = {(0, 0, None): 1.0}
-        drafters = accumulate((_drafter(segment) for segment in row), lambda last, name: name or last)
         stretches = [
-            _Stretch(segment, verifier, watched, room, last)
-            for segment, last in zip(row, (None, *drafters), strict=False)
+            _Stretch(segment, verifier, watched, room, behind)
+            for segment, behind in zip(row, _behind(row), strict=True)
         ]
         for stretch in stretches:
             front = self._extend(front, stretch)
@@ -335,9 +333,15 @@ def _as_row(choice: Choice | None) -> Row:
     return () if choice is None else (Segment(Level(choice.drafter), choice.length),)
 
 
-def _drafter(segment: Segment) -> str | None:
-    """Return the network that makes the last pass of a segment; None for lookup."""
-    return None if segment.level.model == LOOKUP else segment.level.model
+def _behind(row: Row) -> list[str | None]:
+    """Return, per segment, the network that makes the last pass of those before it in the row; None if none does."""
+    found: list[str | None] = []
+    last = None
+    for segment in row:
+        found.append(last)
+        if segment.level.model != LOOKUP:
+            last = segment.level.model
+    return found
 
 
 def _first(level: Level) -> str:
