@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,12 @@ import nbformat
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from nbformat import NotebookNode
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-SECONDS = 240  # a run takes about 20 on two cores; more where they are shared
+SECONDS = 240  # a run takes 20 to 45 on one core; more where it is shared
 
 # In a process of its own: the kernel's libraries warn about their own affairs, which are not ours to turn into errors.
 EXECUTE = """
@@ -32,7 +35,7 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def execute(path: Path, folder: Path) -> NotebookNode:
+def execute(path: Path, folder: Path, **variables: str) -> NotebookNode:
     """Return the executed notebook; what it writes and reads besides is in `folder`."""
     done = folder / path.name
     command = [sys.executable, "-c", EXECUTE, str(path), str(done)]
@@ -40,6 +43,7 @@ def execute(path: Path, folder: Path) -> NotebookNode:
         "IPYTHONDIR": str(folder / "ipython"),
         "TMPDIR": str(folder),
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        **variables,
     }
     run = subprocess.run(  # noqa: S603 -- our own notebooks, by this interpreter
         command, cwd=folder, env=os.environ | own, timeout=SECONDS, capture_output=True, text=True, check=False
@@ -48,17 +52,48 @@ def execute(path: Path, folder: Path) -> NotebookNode:
     return nbformat.read(done, as_version=4)
 
 
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tuple[NotebookNode, Path]]:
+    """Return a function that runs a notebook, once, and gives it and its folder."""
+
+    @cache
+    def run(path: Path) -> tuple[NotebookNode, Path]:
+        folder = tmp_path_factory.mktemp(path.stem)
+        return execute(path, folder), folder
+
+    return run
+
+
+def printed(notebook: NotebookNode) -> list[str]:
+    outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
+    return [line for output in outputs if output.get("name") == "stdout" for line in output.text.splitlines()]
+
+
 def test_there_are_notebooks() -> None:
-    assert {path.stem for path in NOTEBOOKS} >= {"quickstart", "theory"}
+    assert {path.stem for path in NOTEBOOKS} >= {"big_little_decoder", "quickstart", "theory"}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_runs_and_shows_a_figure_wherever_it_draws(path: Path, tmp_path: Path) -> None:
-    for cell in code_cells(execute(path, tmp_path)):
+def test_runs_and_shows_a_figure_wherever_it_draws(
+    path: Path, executed: Callable[[Path], tuple[NotebookNode, Path]]
+) -> None:
+    for cell in code_cells(executed(path)[0]):
         drawn = [output for output in cell.outputs if "image/png" in output.get("data", {})]
         assert bool(drawn) == ("plt.show()" in cell.source), cell.source
         complaints = [output.text for output in cell.outputs if output.get("name") == "stderr"]
         assert all("IProgress not found" in text for text in complaints), complaints  # transformers without widgets
+
+
+def test_big_little_decoder_reads_what_was_made_before(
+    tmp_path: Path, executed: Callable[[Path], tuple[NotebookNode, Path]]
+) -> None:
+    """What it made, of tiny models, is laid out like the folder of the ladder: read again, it says the same."""
+    path = next(path for path in NOTEBOOKS if path.stem == "big_little_decoder")
+    made, folder = executed(path)
+    (report,) = folder.rglob("quality.json")
+    again = execute(path, tmp_path, HSDOPT_LADDER=str(report.parents[1]))
+    assert printed(again) == printed(made)
+    assert not list(tmp_path.rglob("quality.json"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
