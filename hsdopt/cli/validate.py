@@ -93,16 +93,9 @@ def validate(
     place = Place(output_folder(output_path), "report.json", ("traces", "runs", "control"), resume=resume)
     beside = not plan and suite != "quick" if baselines is None else baselines
     limit = None if budget is None else seconds_of(budget)
-    asked = question(
-        profiled,
-        workload,
-        prompts=[prompt.id for prompt in workload],
-        seed=seed,
-        plans=plan or [suite],
-        repeats=repeats,
-        baselines=beside,
-        budget=limit,
-    )
+    ids = [prompt.id for prompt in workload]
+    effort = {"repeats": repeats, "baselines": beside, "budget": limit}
+    asked = question(profiled, workload, prompts=ids, seed=seed, plans=plan or [suite], **effort)
     report = place.finished(asked)
     if report is None:
         with place.replacing(force=force):
