@@ -64,9 +64,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tuple
     return run
 
 
-def printed(notebook: NotebookNode) -> list[str]:
+def printed(notebook: NotebookNode) -> str:
     outputs = [output for cell in code_cells(notebook) for output in cell.outputs]
-    return [line for output in outputs if output.get("name") == "stdout" for line in output.text.splitlines()]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
 
 
 def test_there_are_notebooks() -> None:
