@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
 MOST = 30
-_SWITCHES = 12  # pairs of passes of every network, behind another one's and behind an own one
+_SWITCHES = 24  # pairs of passes of every network, behind another one's and behind an own one
 """Timings of a kind of pass after which more would hardly help."""
 
 

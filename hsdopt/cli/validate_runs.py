@@ -74,7 +74,7 @@ def measured_runs(
             text=[token for prompt in rendered.values() for token in prompt],
             journal=place.journal("control"),
             turns=repeats * sure * entrants,
-            repeats=2 if budget is None else 1,
+            repeats=4 if budget is None else 2,
             resume=place.resume,
         )
         measured = measure_plans(
