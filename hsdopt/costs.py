@@ -231,16 +231,17 @@ def fitted_costs(timings: NDArray[np.float64]) -> NDArray[np.float64]:
     -------
     ndarray, shape [replicates, contexts, tokens]
     """
-    count = np.median(np.isfinite(timings).sum(axis=3))
+    counts = np.isfinite(timings).sum(axis=3)
+    count = np.median(counts)
     if count < _FEWEST or np.nanmin(timings) <= 0:
         return np.asarray(np.nanmedian(timings, axis=3))
     logs = np.log(timings)
     cells = np.nanmedian(logs, axis=3)
     spread = np.nanmedian(np.abs(logs - cells[..., np.newaxis]), axis=(1, 2, 3)) / _QUARTILE
     spread *= math.sqrt(count / (count - 1))
-    noise = (math.pi / 2 * spread**2 / count)[:, np.newaxis, np.newaxis]  # variance of a cell's median
+    noise = math.pi / 2 * spread[:, np.newaxis, np.newaxis] ** 2 / counts  # variance of every cell's median
     fitted, noise = _one_shape(logs, cells, noise)
-    seconds = np.exp(_levelled(fitted, _LEVELLED * np.sqrt(noise)))
+    seconds = np.exp(_levelled(fitted, noise))
     return np.asarray(seconds * _tail(timings, seconds)[:, np.newaxis, np.newaxis])
 
 
@@ -255,15 +256,18 @@ def _one_shape(
     own = cells - shape
     free = (contexts - 1) * (tokens - 1) / (contexts * tokens)
     spread = np.median(np.abs(own), axis=2, keepdims=True) / _QUARTILE
-    real = np.maximum(spread**2 - free * noise, 0.0)
-    weight = np.divide(real, real + noise, out=np.ones_like(real), where=noise > 0)
+    real = np.maximum(spread**2 - free * noise.mean(axis=2, keepdims=True), 0.0)
+    weight = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
     return shape + weight * own, noise * (weight + (1 - weight) / contexts)
 
 
-def _levelled(fitted: NDArray[np.float64], tolerance: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return curves that never fall along the tokens, except where they fall by more than `tolerance`."""
-    rising = np.apply_along_axis(lambda row: isotonic_regression(row).x, 2, fitted)
-    return np.where(np.abs(rising - fitted) <= tolerance, rising, fitted)
+def _levelled(fitted: NDArray[np.float64], noise: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return curves that never fall along the tokens, except where they fall by more than noise explains."""
+    rising = fitted.copy()
+    for row in np.ndindex(fitted.shape[:2]):
+        if np.all(noise[row] > 0):
+            rising[row] = isotonic_regression(fitted[row], weights=1 / noise[row]).x
+    return np.where(np.abs(rising - fitted) <= _LEVELLED * np.sqrt(noise), rising, fitted)
 
 
 def _tail(timings: NDArray[np.float64], fitted: NDArray[np.float64]) -> NDArray[np.float64]:

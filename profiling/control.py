@@ -72,7 +72,8 @@ class ControlCosts:
         header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
         self._journal = Journal(Path(journal), header, resume=resume)
         self._records = [CostRecord(**entry) for entry in self._journal.records]
-        self._share = -(-repeats * len(samples) // turns)
+        self._share = repeats * len(samples) / turns
+        self._owed = 0.0
         self._stream = iter(
             measure_costs(
                 networks,
@@ -86,7 +87,10 @@ class ControlCosts:
 
     def take(self) -> None:
         """Time one turn's share of the cells."""
-        self._add(self._share)
+        self._owed += self._share
+        count = math.floor(self._owed)
+        self._owed -= count
+        self._add(count)
 
     def changes(self) -> dict[str, float]:
         """Time what is left, and return per network how long its passes take now, relative to its profiled costs.

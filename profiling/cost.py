@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
+from typing import TypeVar
 
 import numpy as np
 
@@ -32,6 +33,7 @@ __all__ = [
     "switch_seconds",
 ]
 
+T = TypeVar("T")
 Cell = tuple[str, int, int]
 """A kind of pass: model, new tokens, context length."""
 
@@ -119,6 +121,7 @@ def measure_costs(
     contexts: Sequence[int],
     repeats: int,
     text: Sequence[int],
+    singles: int = 1,
     prompt: Sequence[int] | None = None,
     lookup: Lookup | None = None,
     done: Iterable[tuple[str, int, int, int]] = (),
@@ -138,6 +141,8 @@ def measure_costs(
         New tokens per pass, and tokens in the cache before it.
     repeats : int
         Timings of each cell.
+    singles : int
+        How many times as many passes over one token are timed: they make up most of decoding.
     text : sequence of int
         Token ids to fill the caches with; repeated where it is too short.
     prompt : sequence of int, optional
@@ -150,22 +155,23 @@ def measure_costs(
         Of the order.
     """
     finished = set(done)
-    cells = [(context, count) for context in contexts for count in tokens]
+    cells = [(c, n, turn) for c in contexts for n in tokens for turn in range(singles if n == 1 else 1)]
     rng = np.random.default_rng(seed)
     timer = PassTimer(models, longest=max(contexts) + max(tokens), text=text, prompt=prompt, lookup=lookup)
     fits = {name: fitting(model, tokens, contexts) for name, model in models.items()}
     for repeat in range(repeats):
         order = rng.permutation(cells).tolist()
-        for name, (context, count) in _turns(order, models):
-            if (name, count, context, repeat) not in finished and count in fits[name]:
-                yield CostRecord(name, count, context, repeat, timer.time((name, count, context)))
+        for name, (context, count, turn) in _turns(order, models):
+            number = repeat + turn * repeats
+            if (name, count, context, number) not in finished and count in fits[name]:
+                yield CostRecord(name, count, context, number, timer.time((name, count, context)))
         if lookup is not None:
             for context in contexts:
                 if (LOOKUP, 1, context, repeat) not in finished:
                     yield CostRecord(LOOKUP, 1, context, repeat, timer.time((LOOKUP, 1, context)))
 
 
-def _turns(order: Sequence[tuple[int, int]], models: Iterable[str]) -> Iterator[tuple[str, tuple[int, int]]]:
+def _turns(order: Sequence[T], models: Iterable[str]) -> Iterator[tuple[str, T]]:
     """Yield (model, cell): a few cells of the first model, the same of the next, and so on."""
     for first in range(0, len(order), _TURN):
         for name in models:

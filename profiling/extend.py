@@ -164,7 +164,7 @@ def _extended(
     own = profile.samples[profile.target]
     tokens = tuple(sorted({sample.tokens for sample in own}))
     contexts = tuple(sorted({sample.context for sample in own}))
-    repeats = max(len(sample.seconds) for sample in own)
+    repeats = int(np.median([len(sample.seconds) for sample in own]))  # single tokens are timed more often
     networks = {name: model for name, model in new.items() if model.kind != LOOKUP}
     for name, model in networks.items():
         if not fitting(model, tokens, contexts):

@@ -48,6 +48,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
 MOST = 30
+_SINGLES = 4  # times as many timings of passes over one token as of others
 _SWITCHES = 24  # pairs of passes of every network, behind another one's and behind an own one
 """Timings of a kind of pass after which more would hardly help."""
 
@@ -373,11 +374,13 @@ def time_passes(
     records = [CostRecord(**record["cost"]) for record in journal.records if "cost" in record]
     text, prompt = filler(traces)
     lookup = None if table is None else Lookup(table)
-    passes = sum(len(fitting(model, tokens, contexts)) for model in networks.values())
+    kinds = [fitting(model, tokens, contexts) for model in networks.values()]
+    passes = sum(len(sizes) + (_SINGLES - 1) * (1 in sizes) for sizes in kinds)
     total = repeats * len(contexts) * (passes + (table is not None))
     done = [(r.model, r.tokens, r.context, r.repeat) for r in records]
     options: dict[str, Any] = {"text": text, "prompt": prompt, "lookup": lookup}
-    new = measure_costs(networks, tokens=tokens, contexts=contexts, repeats=repeats, done=done, **options)
+    grid: dict[str, Any] = {"tokens": tokens, "contexts": contexts, "repeats": repeats, "singles": _SINGLES}
+    new = measure_costs(networks, done=done, **grid, **options)
     for record in new:
         journal.add(cost=asdict(record))
         records.append(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,16 @@ def test_turns_share_the_cells_and_what_is_left_is_timed_at_the_end(models: dict
     assert len(lines) == 1 + 8
     costs.changes()
     assert len((tmp_path / "c").read_bytes().splitlines()) == 1 + 32
+
+
+def test_the_last_turns_have_their_share_too(models: dict[str, Any], tmp_path: Path) -> None:
+    costs = ControlCosts(traced_profile(), models, text=[1], journal=tmp_path / "c", turns=24, repeats=2)
+    counts = []
+    for _ in range(24):
+        costs.take()
+        counts.append(len((tmp_path / "c").read_bytes().splitlines()) - 1)
+    assert counts[-1] >= 31
+    assert {later - before for before, later in pairwise(counts)} == {1, 2}
 
 
 def test_a_journal_is_continued_not_repeated(models: dict[str, Any], tmp_path: Path) -> None:

@@ -76,6 +76,20 @@ def test_cells_may_differ_in_their_number_of_timings() -> None:
     assert CostCurve.from_samples(samples).seconds == ((pytest.approx(1), pytest.approx(2), pytest.approx(3)),)
 
 
+def test_a_cell_with_many_timings_is_not_levelled_by_one_with_few() -> None:
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(200):
+        grid = np.full((1, 1, 2, 64), np.nan)
+        grid[0, 0, 0] = np.exp(0.2 * rng.standard_normal(64))
+        grid[0, 0, 1, :4] = np.exp(0.2 * rng.standard_normal(4))
+        first, second = np.log(fitted_costs(grid)[0, 0])
+        errors.append((first, second))
+    known, unknown = np.std(errors, axis=0)
+    assert known < 0.05
+    assert unknown < 0.12
+
+
 def test_replicates_are_fitted_one_by_one() -> None:
     taken = timings(np.random.default_rng(5), TRUE, noise=0.2, repeats=4, trials=3)
     together = fitted_costs(taken)

@@ -73,6 +73,16 @@ def test_costs_are_those_behind_a_pass_of_the_same_network() -> None:
     assert all(record.seconds == pytest.approx(0.1 * record.tokens) for record in records)
 
 
+def test_passes_over_one_token_are_timed_more_often_and_all_are_resumed() -> None:
+    grid: Any = {"tokens": (1, 2, 5), "contexts": (8,), "repeats": 2, "singles": 3, "text": [1]}
+    records = list(measure_costs(machine(), **grid))
+    assert {sum(r.model == name for r in records) for name in ("t", "d", "e")} == {2 * 5}
+    keys = [(r.model, r.tokens, r.context, r.repeat) for r in records]
+    assert len({*keys}) == len(keys) == 3 * 2 * 5
+    rest = list(measure_costs(machine(), done=keys[:13], **grid))
+    assert {(r.model, r.tokens, r.context, r.repeat) for r in rest} == {*keys[13:]}
+
+
 def test_switches_are_timed_behind_another_network() -> None:
     records = list(measure_switches(machine(), "t", context=8, repeats=3, text=[1]))
     assert {record.model for record in records} == {"t", "d", "e"}
