@@ -292,6 +292,7 @@ def test_predictive_intervals_cover() -> None:
                 discarded={},
                 tokens_histogram=(),
                 model_seconds={"t": float(profiled.sum())},
+                switches={},
                 plan=parse_plan("t"),
                 prompt_tokens=np.ones(12, dtype=np.int64),
                 prompt_rounds=np.ones(12),

@@ -228,9 +228,9 @@ def test_tokens_are_conserved_at_every_level(seed: int, kind: plans.Kind) -> Non
         passed_up = sum(count for (drafter, _), count in run.drafted.items() if drafter == model)
         assert held - run.discarded[model] == (run.tokens if model == "big" else passed_up)
     assert all(run.accepted[pair] <= run.drafted[pair] for pair in run.drafted)
-    assert run.seconds == pytest.approx(
-        sum(count * profile.cost(model)(fed) for (model, fed), count in run.passes.items())
-    )
+    by_passes = sum(count * profile.cost(model)(fed) for (model, fed), count in run.passes.items())
+    by_switches = sum(count * profile.cost(model).switch for model, count in run.switches.items())
+    assert run.seconds == pytest.approx(by_passes + by_switches)
     assert run.seconds == pytest.approx(run.lane_seconds.sum())
     assert run.tokens == run.lane_tokens.sum()
     assert sum(run.model_seconds_per_token.values()) == pytest.approx(run.seconds_per_token)
