@@ -34,8 +34,8 @@ test-slow: environment  ## the tests that need the built-in models or much time
 validate-all: environment  ## the three workloads (up to an hour; continues where it was stopped)
 	./scripts/validate_all.sh $(BIN) validation
 
-validate-sampled: environment  ## `mixed` at temperature 1 (continues where it was stopped)
-	TEMPERATURE=1 ./scripts/validate_all.sh $(BIN) validation-sampled mixed
+validate-sampled: environment  ## the three workloads at temperature 1 (continues where it was stopped)
+	TEMPERATURE=1 ./scripts/validate_all.sh $(BIN) validation-sampled
 
 bild-frontier: environment  ## quality against latency of Big Little Decoder on the built-in models (minutes)
 	./scripts/bild_frontier.sh $(BIN) frontier
