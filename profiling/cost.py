@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
@@ -187,6 +187,7 @@ def measure_switches(
     repeats: int,
     text: Sequence[int],
     prompt: Sequence[int] | None = None,
+    only: Collection[str] | None = None,
 ) -> Iterator[SwitchRecord]:
     """Yield pairs of passes of every network, the first behind a pass of another one.
 
@@ -205,6 +206,8 @@ def measure_switches(
         Token ids to fill the caches with; repeated where it is too short.
     prompt : sequence of int, optional
         What encoders read before the decoder's passes are timed.
+    only : collection of str, optional
+        The networks that are wanted; all of them if not given.
     """
     drafters = [name for name in models if name != target]
     if not drafters:
@@ -214,7 +217,7 @@ def measure_switches(
     sizes = {name: fitting(model, _SWITCH_TOKENS, (context,)) for name, model in models.items()}
     for repeat in range(repeats):
         for name, other in others.items():
-            if sizes[name] and sizes[other]:
+            if sizes[name] and sizes[other] and (only is None or name in only):
                 tokens = sizes[name][repeat % len(sizes[name])]
                 timer.time((other, 1, context))
                 yield SwitchRecord(name, tokens, repeat, *timer.pair((name, tokens, context)))

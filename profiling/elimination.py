@@ -288,9 +288,8 @@ class _Shortlist:
         return [self._predictor(plan) for plan in plans] if many is None else many(plans)
 
     def _expected(self, plan: Plan) -> float:
-        counts, costs = _counts(plan, self._profile), self._profile.costs
-        switching = sum(number * costs[model].switch for model, number in counts.switches.items())
-        return _seconds(counts.passes, self._tables) + switching
+        counts = _counts(plan, self._profile)
+        return _seconds(counts.passes, self._tables) + counts.switching(self._profile.costs)
 
 
 def _solve(profile: Profile, question: Question, **options: Any) -> Solution:  # noqa: ANN401 -- handed on

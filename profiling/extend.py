@@ -14,7 +14,7 @@ from hsdopt.errors import InvalidArgumentError, ProfileError
 from hsdopt.plan import LOOKUP
 from hsdopt.profiles import Profile
 from hsdopt.profiling.acceptance import PromptTrace, assemble, score_output
-from hsdopt.profiling.cost import fitting
+from hsdopt.profiling.cost import fitting, switch_seconds
 from hsdopt.profiling.hardware import provenance
 from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import (
@@ -180,15 +180,18 @@ def _extended(
         table=table if LOOKUP in new else None,
         report=report,
     )
-    switches = time_switches(
-        networks | {profile.target: target}, journal, traces, target=profile.target, contexts=contexts, only=networks
-    )
+    alone = {profile.target: target}
+    first = {*profile.drafters} <= {LOOKUP}  # until now no other network came before the target's passes
+    wanted = {*networks, *(alone if first else ())}
+    switches = time_switches(networks | alone, journal, traces, target=profile.target, contexts=contexts, only=wanted)
     samples, curves = cost_curves(records, switches)
+    own_cost = profile.cost(profile.target)
+    own_cost = replace(own_cost, switch=switch_seconds(switches).get(profile.target, own_cost.switch))
     has_lookup = LOOKUP in new or LOOKUP in profile.costs
     assert profile.traces is not None  # noqa: S101 -- _outputs refuses a profile without
     return replace(
         profile,
-        costs={**profile.costs, **{name: curves[name] for name in new}},
+        costs={**profile.costs, profile.target: own_cost, **{name: curves[name] for name in new}},
         models={**profile.models, **{name: model_info(model) for name, model in new.items()}},
         samples={**profile.samples, **{name: samples[name] for name in new}},
         traces=_merged(profile.traces, assemble(traces, lookup=leave_one_out(traces) if has_lookup else None)),

@@ -404,7 +404,7 @@ def time_switches(
 ) -> list[SwitchRecord]:
     """Return pairs of passes behind another network's and behind an own one; `only` of some networks, if given.
 
-    Those in the journal are all there ever were, if there are any: a run that was stopped among them takes them anew.
+    A run that was stopped among them takes all of them anew.
     """
     records = [SwitchRecord(**record["switch"]) for record in journal.records if "switch" in record]
     wanted = [name for name in networks if only is None or name in only]
@@ -412,9 +412,10 @@ def time_switches(
         text, prompt = filler(traces)
         context = contexts[len(contexts) // 2]
         options: dict[str, Any] = {"context": context, "repeats": _SWITCHES, "text": text, "prompt": prompt}
-        records = [each for each in measure_switches(networks, target, **options) if each.model in wanted]
-        for record in records:
+        records = []
+        for record in measure_switches(networks, target, only=wanted, **options):
             journal.add(switch=asdict(record))
+            records.append(record)
     return records
 
 

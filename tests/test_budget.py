@@ -126,6 +126,16 @@ def race(bench: FakeBench, journal: Memory | Journal, *, budget: float, prompts:
     )
 
 
+class SwitchingBench(FakeBench):
+    """Passes right behind another network's take a fifth of the target's first pass more."""
+
+    def switches(self, traces: Sequence[PromptTrace]) -> tuple[SwitchRecord, ...]:
+        assert traces
+        one = self.problem.costs[TARGET](1)
+        self.now += 2 * one
+        return tuple(SwitchRecord(TARGET, 1, repeat, 1.2 * one, one) for repeat in range(3))
+
+
 def linear(first: float, more: float) -> Callable[[int], float]:
     return lambda n: first + more * (n - 1)
 
@@ -234,6 +244,18 @@ def test_a_stopped_run_continues_where_it_was(whole_run: tuple[Memory, dict[str,
     if kept == 1.0:
         assert bench.now == 0.0
         assert {**again, "spent": 0} == {**said, "spent": 0}
+
+
+def test_switches_are_timed_once_and_kept() -> None:
+    records, bench = Memory(), SwitchingBench(CLEAR)
+    measured = race(bench, records, budget=3_000)
+    measured.run()
+    assert measured.profile().cost(TARGET).switch == pytest.approx(0.2 * CLEAR.costs[TARGET](1))
+    assert sum("switch" in record for record in records.records) == 3
+    again = race(SwitchingBench(CLEAR), records, budget=3_000)
+    again.run()
+    assert again.switches == measured.switches
+    assert sum("switch" in record for record in records.records) == 3
 
 
 def random_problem(seed: int) -> Problem:

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from stack import OPTIONS, call, kill_midway, make_stack, profile_arguments, ref
 from tiny import save_tiny
 
 from hsdopt.profiles import Profile, traces_path
+from hsdopt.profiling.cost import SwitchRecord
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +147,38 @@ def test_a_full_disk_loses_nothing(
     call(*profile_arguments(stack, out, "--resume"))
     final = final_samples(out)
     assert {cell: final[cell] for cell in saved} == saved
+
+
+def test_the_first_network_added_tells_what_the_target_pays_behind_it(
+    stack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def pairs(models: Iterable[str], target: str, *, only: Iterable[str], **_: object) -> Iterator[SwitchRecord]:
+        asked.append((target, {*models}, {*only}))
+        yield from (SwitchRecord(name, 1, repeat, 3.0 + len(asked), 2.0) for name in only for repeat in range(24))
+
+    out = tmp_path / "profile.json"
+    call(
+        "profile",
+        "--target",
+        f"big={stack / 'big'}",
+        "--draft",
+        "lookup",
+        "--prompts",
+        stack / "prompts.jsonl",
+        "-o",
+        out,
+        *OPTIONS,
+    )
+    assert Profile.load(out).cost("big").switch == 0.0  # no other network ever came before
+    monkeypatch.setattr("hsdopt.profiling.measure.measure_switches", pairs)
+    for index, name in enumerate(("one", "two")):
+        save_tiny(tmp_path / name, noise=0.05 * (index + 1))
+        call("profile", "--into", out, "--draft", f"{name}={tmp_path / name}")
+    assert asked == [("big", {"big", "one"}, {"big", "one"}), ("big", {"big", "two"}, {"two"})]
+    profile = Profile.load(out)
+    assert {name: profile.cost(name).switch for name in ("big", "one", "two")} == {"big": 2.0, "one": 2.0, "two": 3.0}
 
 
 def test_into_adds_a_drafter_and_keeps_the_rest(stack: Path, finished: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from hsdopt.costs import CostCurve
 from hsdopt.latency.kernel import Bill, Kernel, Round, new_tokens
 
 _TAIL = 1e-13  # chance of a cache lagging further behind that is left out
@@ -35,6 +36,10 @@ class Counts:
     edges: Mapping[tuple[str, str], tuple[float, float]]
     tokens_per_pass: float
     switches: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def switching(self, costs: Mapping[str, CostCurve]) -> float:
+        """Return the seconds per emitted token that passes right behind another network's take more."""
+        return sum(number * costs[model].switch for model, number in self.switches.items())
 
 
 @dataclass(frozen=True, slots=True)

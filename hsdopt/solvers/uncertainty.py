@@ -150,8 +150,8 @@ def replicates(
 def _seconds(plan: Plan, source: _Source, index: int, copy: Profile, prices: _Prices) -> float:
     if isinstance(plan, Level | Adaptive):
         counts = steady_counts(Kernel(plan, copy), plan.models)
-        switching = sum(number * copy.costs[model].switch for model, number in counts.switches.items())
-        return switching + sum(number * prices(model, tokens) for (model, tokens), number in counts.passes.items())
+        inside = sum(number * prices(model, tokens) for (model, tokens), number in counts.passes.items())
+        return inside + counts.switching(copy.costs)
     walked = replace(copy, traces=source.traces(index))
     return expected_latency(plan, walked, context=prices.context).seconds_per_token
 
