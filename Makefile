@@ -46,8 +46,9 @@ reproducible: environment  ## two profiles of the built-in models, one after the
 budget-check: environment  ## the pick of a profile under a budget against that of one ten times as long
 	$(BIN)/python scripts/budget_check.py budget
 
-align-builtin: environment  ## train the drafters of the built-in target (hours)
-	./scripts/align_builtin.sh $(BIN) drafters
+align-builtin: environment  ## train the drafters of the built-in target (some two hours), then profile and validate them
+	./scripts/align_builtin.sh $(BIN) drafters 20
+	./scripts/validate_ladder.sh $(BIN) drafters drafters/mixed
 
 bench: environment  ## solver and simulator speed
 	$(BIN)/pytest tests/bench_*.py --benchmark-only
