@@ -16,30 +16,17 @@ target="${TARGET:-smollm2}"
 read -ra drafters <<<"${DRAFTERS:-layers-10 layers-4 layers-2}"
 mkdir -p "$out/bild"
 
-# the layers of the target that a drafter lacks, from the cards of the drafter and of those that it was cut from
+# the layers of the target that a drafter lacks
 skipped() {
-    "$bin/python" - "$out/$1" "$target" <<'PYTHON'
-import re
+    "$bin/python" - "$out/$1/alignment.json" <<'PYTHON'
+import json
 import sys
-from pathlib import Path
 
-folder, target = Path(sys.argv[1]), sys.argv[2]
-
-
-def layers(folder):
-    card = " ".join((folder / "README.md").read_text(encoding="utf-8").split())
-    found = re.search(r"\d+ of the (\d+) layers of (.+?): ([\d, ]+), left by", card)
-    if found is None:
-        sys.exit(f"expected the layers of {folder.name} in its README.md: align it with --layers")
-    count, base, kept = int(found[1]), found[2], [int(layer) for layer in found[3].split(",")]
-    if base == target or Path(base) == Path(target):
-        return count, kept
-    count, below = layers(folder.parent / Path(base).name)
-    return count, [below[layer] for layer in kept]
-
-
-count, kept = layers(folder)
-print(",".join(str(layer) for layer in range(count) if layer not in kept))
+with open(sys.argv[1], encoding="utf-8") as file:
+    without = json.load(file)["without"]
+if without is None:
+    sys.exit(f"expected a drafter that was cut from the target; got {sys.argv[1]}")
+print(",".join(str(layer) for layer in without))
 PYTHON
 }
 

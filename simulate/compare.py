@@ -191,6 +191,8 @@ class PlanResult:
         Seconds per token, pooled over prompts and repeats.
     speedup : Interval
         The target's own decoding over this plan, paired over prompts.
+    over_chosen : Interval
+        This plan's time over the chosen one's, paired over prompts.
     tokens_per_pass : float or None
         Tokens per pass of the target.
     predicted, transfer : mapping of str to float
@@ -214,6 +216,7 @@ class PlanResult:
     family: str
     measured: Interval
     speedup: Interval
+    over_chosen: Interval
     tokens_per_pass: float | None = None
     predicted: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     error: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
@@ -479,7 +482,7 @@ def compare(
         grid.index(name)
     results = tuple(
         replace(result, family=families.get(result.plan, result.family), memory_bytes=memory.get(result.plan))
-        for result in _results(grid, predictions, autoregression, cost)
+        for result in _results(grid, predictions, chosen, autoregression, cost)
     )
     baselines = tuple(result.plan for result in results if result.baseline)
     allowed = {*grid.plans} - {*baselines} if candidates is None else {*candidates}
@@ -500,7 +503,7 @@ def compare(
         interval_width=_interval_width(results),
         intervals=sum(result.transfer_interval is not None for result in results),
         fastest_baseline=fastest,
-        against_baseline=_against(grid, chosen, fastest),
+        against_baseline=next((result.over_chosen for result in results if result.plan == fastest), None),
         drift=_drift(grid.runs),
         slow_runs=int(np.count_nonzero(grid.seconds > _SLOW * grid.seconds.min(axis=1, keepdims=True))),
         prompts=grid.prompts,
@@ -683,24 +686,19 @@ def _interval_width(results: Sequence[PlanResult]) -> float | None:
     return float(np.median([2 * (high - low) / (high + low) for low, high in bounds])) if bounds else None
 
 
-def _against(grid: _Grid, chosen: str, baseline: str | None) -> Interval | None:
-    """Return the baseline's time over the chosen plan's."""
-    if baseline is None:
-        return None
-    ours, theirs = grid.index(chosen), grid.index(baseline)
-    rates, draws = grid.rates(), grid.replicates()
-    return grid.interval(rates[theirs] / rates[ours], draws[:, theirs] / draws[:, ours])
-
-
 def _results(
-    grid: _Grid, predictions: Predictions, autoregression: str, cost: Callable[[str, int], float] | None
+    grid: _Grid,
+    predictions: Predictions,
+    chosen: str,
+    autoregression: str,
+    cost: Callable[[str, int], float] | None,
 ) -> tuple[PlanResult, ...]:
     """Return every plan's result, fastest first."""
-    rates, draws, base = grid.rates(), grid.replicates(), grid.index(autoregression)
+    rates, draws = grid.rates(), grid.replicates()
+    base, ours = grid.index(autoregression), grid.index(chosen)
     results = []
     for row, plan in enumerate(grid.plans):
         measured = grid.interval(rates[row], draws[:, row])
-        ratio = draws[:, base] / draws[:, row]
         predicted = _of_plan(predictions.model, plan)
         transfer = _of_plan(predictions.transfer, plan)
         results.append(
@@ -708,7 +706,8 @@ def _results(
                 plan=plan,
                 family=plan_family(plan),
                 measured=measured,
-                speedup=grid.interval(rates[base] / rates[row], ratio),
+                speedup=grid.interval(rates[base] / rates[row], draws[:, base] / draws[:, row]),
+                over_chosen=grid.interval(rates[row] / rates[ours], draws[:, row] / draws[:, ours]),
                 predicted=predicted,
                 error={name: value / measured.value - 1 for name, value in predicted.items()},
                 transfer=transfer,
@@ -885,6 +884,8 @@ def _plan_entry(result: PlanResult, outcome: Comparison) -> dict[str, Any]:
         "error": result.error.get(primary),
         "speedup": result.speedup.value,
         "speedup_interval": _bounds(result.speedup),
+        "over_chosen": result.over_chosen.value,
+        "over_chosen_interval": _bounds(result.over_chosen),
         "transfer_seconds_per_token": result.transfer.get(primary),
         "transfer_interval": None if result.transfer_interval is None else list(result.transfer_interval),
         "transfer_error": result.transfer_error.get(primary),

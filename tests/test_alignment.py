@@ -505,6 +505,9 @@ def test_the_command_makes_a_drafter_that_other_commands_take(pair: Path) -> Non
     row = result["drafters"][0]["after"]
     assert f"| drafter | after | {row['acceptance']:.3f} |" in card
     assert "2 of the 3 layers" in card
+    record = json.loads((pair / "cut" / "alignment.json").read_text())
+    assert record["drafters"] == result["drafters"]
+    assert sorted(record["layers"] + record["without"]) == [0, 1, 2]
     said = call("generate", "--plan", "t(cut:3)", "--draft", f"t={pair / 't'}", "--draft", f"cut={pair / 'cut'}",
                 "--prompt", "Hi", "--max-new-tokens", "8")  # fmt: skip
     assert said.exit_code == 0
@@ -515,6 +518,22 @@ def test_the_command_makes_a_drafter_that_other_commands_take(pair: Path) -> Non
     joint = json.loads(call(*arguments(pair, "j", "--exits", "1,2", "--json")).stdout)
     assert [row["source"] for row in joint["drafters"]][:2] == [f"exit:{n}@{pair / 'j'}" for n in (1, 2)]
     load_models([row["source"] for row in (*exits["drafters"], *joint["drafters"])])
+
+
+def test_a_cut_of_a_cut_names_the_layers_of_the_target(pair: Path) -> None:
+    def cut(out: str, *more: str) -> dict[str, list[int] | None]:
+        record = json.loads(call(*arguments(pair, out, *more, "--force", "--json")).stdout)
+        return {which: record[which] for which in ("layers", "without")}
+
+    two = cut("two", "--layers", "2")
+    one = cut("one", "--small", str(pair / "two"), "--layers", "1")
+    for made, count in ((two, 2), (one, 1)):
+        assert len(made["layers"] or ()) == count
+        assert sorted([*(made["layers"] or ()), *(made["without"] or ())]) == [0, 1, 2]
+    assert set(one["layers"] or ()) < set(two["layers"] or ())
+    assert cut("same", "--small", str(pair / "two")) == two  # trained on
+    other = cut("other", "--small", str(pair / "s"))
+    assert other == {"layers": None, "without": None}  # a model from elsewhere
 
 
 def test_the_command_continues_where_it_was_stopped(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,21 @@ def test_pairing_cancels_a_machine_that_drifts() -> None:
     assert high - low < unpaired / 5
 
 
+def test_times_over_the_chosen_plans_are_paired_too() -> None:
+    drift = np.exp(rng(1).normal(0, 0.4, size=(3, 12)))
+    noise = rng(2)
+
+    def seconds(plan: str, repeat: int, prompt: int) -> float:
+        return 10 * RATES[plan] * drift[repeat - 1, prompt] * noise.normal(1, 0.01)
+
+    result = outcome(runs_of(seconds, prompts=12, repeats=3), {}, chosen=DRAFT)
+    low, high = result.plan(STACK).over_chosen.bounds or (0, 9)
+    assert low < RATES[STACK] / RATES[DRAFT] < high
+    assert high - low < 0.03
+    assert result.plan(DRAFT).over_chosen == Interval(1.0, 1.0, 1.0)
+    assert result.plan(ALONE).over_chosen.value == pytest.approx(result.plan(DRAFT).speedup.value)
+
+
 @pytest.mark.parametrize("prompts", [6, 24])
 def test_intervals_cover(prompts: int) -> None:
     """Nominal 95 %: the standard error of a share of 300 is 1.3 %."""
@@ -302,6 +317,7 @@ def test_report_has_the_promised_keys_and_is_plain_json() -> None:
     assert all(set(entry) >= KEYS for entry in read["plans"])
     assert read["summary"]["speedup"] == pytest.approx(2.0)
     assert read["plans"][0]["family"] == "adaptive"
+    assert {row["plan"]: row["over_chosen"] for row in read["plans"]}[ALONE] == pytest.approx(2.0)
     assert read["summary"]["predicted_speedup"] == pytest.approx(2.0)
     assert read["mismatches"][0]["near_tie"] is True
     assert labels[0] not in [entry["plan"] for entry in read["plans"]]

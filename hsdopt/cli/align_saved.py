@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,41 @@ if TYPE_CHECKING:
     from hsdopt.runtime.calibration import Example
     from hsdopt.runtime.students import Students
 
-__all__ = ["Saved"]
+__all__ = ["Saved", "Start", "kept_of_target"]
+
+_RECORD = "alignment.json"
+"""In the folder of a drafter: its acceptance before and after, the layers it has, and how it was trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What training started from.
+
+    Attributes
+    ----------
+    text : str
+        A sentence for the model card.
+    layers : tuple of int or None
+        The target's layers that are left; None if it is no cut of the target.
+    """
+
+    text: str
+    layers: tuple[int, ...] | None = None
+
+
+def kept_of_target(request: Request, kept: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return which of the target's layers are left where those `kept` are left of what a drafter starts from.
+
+    None if it starts from a model that was not cut from this target.
+    """
+    if request.small is None:
+        return kept
+    try:
+        record = json.loads((Path(request.small) / _RECORD).read_text(encoding="utf-8"))
+        below = record["layers"] if record["target"] == request.target else None
+        return None if below is None else tuple(int(below[layer]) for layer in kept)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):  # a model from elsewhere
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +66,7 @@ class Saved:
     workload: Workload
     target: Model
     outcome: Outcome
-    start: str
+    start: Start
     compact: bool
 
     def write(self, students: Students, dtype: torch.dtype | None, examples: list[Example]) -> dict[str, Any]:
@@ -79,14 +114,26 @@ class Saved:
             self.outcome,
             target=self.request.target,
             source=self._source(name),
-            start=self.start,
+            start=self.start.text,
             data=data,
             recipe={**asdict(self.request.calibration), **asdict(self.request.recipe)},
         )
-        return {"README.md": card, "log.csv": log_text(self.outcome.log), **_curve(self.outcome)}
+        record = {"target": self.request.target, **self._record(examples)}
+        return {
+            "README.md": card,
+            "log.csv": log_text(self.outcome.log),
+            _RECORD: json.dumps(record, indent=1) + "\n",
+            **_curve(self.outcome),
+        }
 
     def _result(self, examples: list[Example]) -> dict[str, Any]:
-        outcome = self.outcome
+        return {"folder": str(self.place.path), **self._record(examples)}
+
+    def _record(self, examples: list[Example]) -> dict[str, Any]:
+        from hsdopt.runtime.quantised import decoder_layers
+
+        outcome, kept = self.outcome, self.start.layers
+        layers = range(decoder_layers(self.target.network))
         drafters = [
             {
                 "name": name,
@@ -97,7 +144,8 @@ class Saved:
             for name in outcome.after
         ]
         return {
-            "folder": str(self.place.path),
+            "layers": kept,
+            "without": None if kept is None else [layer for layer in layers if layer not in kept],
             "drafters": drafters,
             "steps": outcome.steps,
             "best_step": outcome.best_step,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from hsdopt.cli.align_saved import Saved
+from hsdopt.cli.align_saved import Saved, Start, kept_of_target
 from hsdopt.cli.common import output_folder, progress_bar
 from hsdopt.cli.faults import resumable
 from hsdopt.errors import InvalidArgumentError
@@ -118,8 +118,8 @@ def _calibrate(
 
 def _students(
     request: Request, models: dict[str, Model], examples: list[Example], journal: Journal, report: Progress
-) -> tuple[Students, str]:
-    """Return what is to be trained, and a sentence on where it starts."""
+) -> tuple[Students, Start]:
+    """Return what is to be trained, and where it starts."""
     from hsdopt.runtime.heads import frequent_tokens, shrink_head
     from hsdopt.runtime.students import drafter, frozen_exits, joint_exits
 
@@ -130,15 +130,16 @@ def _students(
         head = frequent_tokens(examples, request.head_tokens, vocab_size=target.vocab_size, ends=target.eos)
     if request.exits is not None:
         if request.own_layers is None:
-            return joint_exits(network, request.exits, embeddings=request.embeddings), _JOINT
+            return joint_exits(network, request.exits, embeddings=request.embeddings), Start(_JOINT)
         chosen = _some(examples, request.choice_tokens)
         made = frozen_exits(network, request.exits, own=request.own_layers, examples=chosen, head_tokens=head)
-        return made, f"The target's lower layers, frozen; the last {request.own_layers} and the norm are its own."
+        text = f"The target's lower layers, frozen; the last {request.own_layers} and the norm are its own."
+        return made, Start(text)
     skipped, start = _skipped(request, network, examples, journal, report)
     students = drafter(network, skipped=skipped, embeddings=request.embeddings)
     if head is not None:
         shrink_head(students.parts[0].network, head)
-        start += f" Its head is cut down to {len(head)} tokens."
+        start = replace(start, text=f"{start.text} Its head is cut down to {len(head)} tokens.")
     return students, start
 
 
@@ -148,25 +149,27 @@ def _skipped(
     examples: list[Example],
     journal: Journal,
     report: Progress,
-) -> tuple[tuple[int, ...], str]:
-    """Return the layers to leave out of `network`, and a sentence on it."""
+) -> tuple[tuple[int, ...], Start]:
+    """Return the layers to leave out of `network`, and what that makes of it."""
     from hsdopt.runtime.layer_choice import choose_layers
     from hsdopt.runtime.quantised import decoder_layers
 
     base = request.target if request.small is None else request.small
+    count = decoder_layers(network)
     if request.layers is None:
-        return (), f"All layers of {base}."
+        return (), Start(f"All layers of {base}.", kept_of_target(request, tuple(range(count))))
     chosen = _some(examples, request.choice_tokens)
     skipped = choose_layers(
         network, chosen, layers=request.layers, group=request.drop_group, journal=journal, progress=report
     )
-    count = decoder_layers(network)
-    left = ", ".join(str(layer) for layer in range(count) if layer not in skipped)
+    kept = tuple(layer for layer in range(count) if layer not in skipped)
+    left = ", ".join(str(layer) for layer in kept)
     tokens = sum(example.outputs for example in chosen)
-    return skipped, (
+    text = (
         f"{request.layers} of the {count} layers of {base}: {left}, left by dropping, one by one, those without which"
         f" the target's choice was met most often on {tokens} tokens."
     )
+    return skipped, Start(text, kept_of_target(request, kept))
 
 
 def _some(examples: list[Example], tokens: int) -> list[Example]:

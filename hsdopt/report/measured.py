@@ -17,7 +17,7 @@ def plans_section(report: Report) -> str:
     head = ["Plan", "Measured<br>ms per token", "Predicted<br>ms per token", "Error", "Speed-up", "Tokens<br>per pass"]
     caption = (
         f"{len(report['plans'])} plans, fastest first; {summary['prompts']} prompts, {summary['repeats']} repeats, "
-        f"{summary['runs']} runs; predictions by {escape(summary['predictor'])}."
+        f"{summary['runs']} runs; predictions by {escape(summary['predictor'])}; ratios are paired over prompts."
     )
     rows = [_plan_row(row, summary) for row in report["plans"]]
     return "<h2>What was measured</h2>" + as_table(head, rows, caption)
@@ -27,15 +27,25 @@ def _plan_row(row: Row, summary: Row) -> str:
     chosen = row["plan"] == summary["chosen"]
     marks = {"chosen": chosen, "fastest": row["plan"] == summary["best"]}
     badges = "".join(f' <span class="badge">{word}</span>' for word, shown in marks.items() if shown)
+    over = "" if chosen else _over(row)
     cells = [
         f"{code(row['plan'])}<small>{escape(row['family'])}{badges}</small>",
-        milliseconds(row["measured_seconds_per_token"]) + small_range(row["interval"], 1e3, 1),
+        milliseconds(row["measured_seconds_per_token"]) + small_range(row["interval"], 1e3, 1) + over,
         milliseconds(row["predicted_seconds_per_token"]),
         number(row["error"], "{:+z.1%}") + _split(row),
         number(row["speedup"], "{:.2f}") + small_range(row["speedup_interval"], 1, 2),
         number(row["tokens_per_pass"], "{:.2f}"),
     ]
     return table_row(cells, chosen=chosen)
+
+
+def _over(row: Row) -> str:
+    """Return the time over the chosen plan's, as small print."""
+    ratio, bounds = row.get("over_chosen"), row.get("over_chosen_interval")
+    if ratio is None:
+        return ""
+    span = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
+    return f"<small>{ratio:.2f}{span} of the chosen plan's</small>"
 
 
 def _split(row: Row) -> str:
