@@ -17,7 +17,8 @@ def plans_section(report: Report) -> str:
     head = ["Plan", "Measured<br>ms per token", "Predicted<br>ms per token", "Error", "Speed-up", "Tokens<br>per pass"]
     caption = (
         f"{len(report['plans'])} plans, fastest first; {summary['prompts']} prompts, {summary['repeats']} repeats, "
-        f"{summary['runs']} runs; predictions by {escape(summary['predictor'])}; ratios are paired over prompts."
+        f"{summary['runs']} runs; predictions by {escape(summary['predictor'])}. \u00d7 is the time over "
+        "the chosen plan's, paired over prompts."
     )
     rows = [_plan_row(row, summary) for row in report["plans"]]
     return "<h2>What was measured</h2>" + as_table(head, rows, caption)
@@ -45,7 +46,7 @@ def _over(row: Row) -> str:
     if ratio is None:
         return ""
     span = "" if bounds is None else f" ({bounds[0]:.2f} to {bounds[1]:.2f})"
-    return f"<small>{ratio:.2f}{span} of the chosen plan's</small>"
+    return f"<small>\u00d7 {ratio:.2f}{span}</small>"
 
 
 def _split(row: Row) -> str:
