@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def main(*arguments: str) -> None:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table without the columns that say nothing, as those that older reports lack."""
+    told = [bool("".join(column)) for column in zip(*rows, strict=True)]
+    headings, *rows = (list(compress(row, told)) for row in (headings, *rows))
     return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 

@@ -120,14 +120,19 @@ def test_each_predictor_pays_for_its_own_pick() -> None:
     assert regrets == {"good": (STACK, 0.0), "bad": (ALONE, pytest.approx(1.0))}
 
 
-def test_pairing_cancels_a_machine_that_drifts() -> None:
+def drifting_runs() -> list[Run]:
+    """Return runs on a machine that changes its speed from prompt to prompt."""
     drift = np.exp(rng(1).normal(0, 0.4, size=(3, 12)))
     noise = rng(2)
 
     def seconds(plan: str, repeat: int, prompt: int) -> float:
         return 10 * RATES[plan] * drift[repeat - 1, prompt] * noise.normal(1, 0.01)
 
-    result = outcome(runs_of(seconds, prompts=12, repeats=3), {})
+    return runs_of(seconds, prompts=12, repeats=3)
+
+
+def test_pairing_cancels_a_machine_that_drifts() -> None:
+    result = outcome(drifting_runs(), {})
     low, high = result.plan(STACK).speedup.bounds or (0, 9)
     assert low < 2 < high
     assert high - low < 0.06
@@ -137,13 +142,7 @@ def test_pairing_cancels_a_machine_that_drifts() -> None:
 
 
 def test_times_over_the_chosen_plans_are_paired_too() -> None:
-    drift = np.exp(rng(1).normal(0, 0.4, size=(3, 12)))
-    noise = rng(2)
-
-    def seconds(plan: str, repeat: int, prompt: int) -> float:
-        return 10 * RATES[plan] * drift[repeat - 1, prompt] * noise.normal(1, 0.01)
-
-    result = outcome(runs_of(seconds, prompts=12, repeats=3), {}, chosen=DRAFT)
+    result = outcome(drifting_runs(), {}, chosen=DRAFT)
     low, high = result.plan(STACK).over_chosen.bounds or (0, 9)
     assert low < RATES[STACK] / RATES[DRAFT] < high
     assert high - low < 0.03
