@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from hsdopt.profiles import Setting
-from hsdopt.profiling.workload import Prompt, Workload, load_workload, render
+from hsdopt.profiling.workload import Prompt, Workload, load_workload, render, turn
 
 if TYPE_CHECKING:
     from hsdopt.profiling.baselines import Baselines, TransformersBaseline, transformers_baselines
@@ -46,6 +46,7 @@ __all__ = [
     "score",
     "trace_prompts",
     "transformers_baselines",
+    "turn",
 ]
 
 _HOMES = {

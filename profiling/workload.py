@@ -7,6 +7,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
@@ -279,6 +280,22 @@ def render(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if not tokens:
         raise WorkloadError(f"expected at least one token for prompt {prompt.id!r}, got none: lengthen it")
     return list(tokens)
+
+
+def turn(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens before and after a request that are the same whatever it says.
+
+    Without a chat template these are the special tokens that the tokenizer adds by itself, if any.
+    """
+    one, other = (render(Prompt("request", text), tokenizer) for text in ("Why is it so?", "2 + 3 ="))
+    before = _alike(one, other)
+    after = _alike(one[before:][::-1], other[before:][::-1])
+    return tuple(one[:before]), tuple(one[len(one) - after :])
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many of the first tokens are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _encodable(text: str) -> str:

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
-Kind = Literal["greedy", "sampled", "span"]
+Kind = Literal["greedy", "sampled", "span", "prompt"]
 
-__all__ = ["Batch", "Calibration", "Example", "Records", "batches", "calibrate", "split"]
+__all__ = ["Batch", "Calibration", "Example", "Records", "Turn", "batches", "calibrate", "split"]
 
 _SPAN = (16, 64)
 """Tokens of a span that is continued: at least, and at most."""
+_PROMPT_TOKENS = 64
+"""Tokens of a prompt that the target writes itself, at most; one that is not complete by then is not used."""
+_PROMPT_TEMPERATURE = 1.0
 IGNORED = -100
 """The label of a token that does not count, as PyTorch's cross-entropy has it."""
 
@@ -53,8 +56,9 @@ class Example:
         Tokens of the prompt: those from `start` on are the target's.
     best : tuple of int
         The target's most probable token at every place of the output; its tokens themselves, if it wrote greedily.
-    kind : {"greedy", "sampled", "span"}
-        How it was written: after a whole prompt, or greedily after a span of some text.
+    kind : {"greedy", "sampled", "span", "prompt"}
+        How it was written: after a whole prompt, greedily after a span of some text, or as a prompt, after the opening
+        of the user's turn.
     top : pair of arrays or None
         Ids and log probabilities [outputs, k] of the target's k most probable tokens.
     """
@@ -73,17 +77,35 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What stands around every request, whatever it says.
+
+    Attributes
+    ----------
+    opening, closing : tuple of int
+        Tokens before the request and after it, up to where the target answers.
+    """
+
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """What is to be written.
 
     Attributes
     ----------
     samples : int
-        Outputs per prompt: the first greedy, the others sampled.
+        Outputs per given prompt: the first greedy, the others sampled.
     temperature : float
         Of the sampled ones.
     spans : int
-        Greedy continuations per prompt of random spans of prompts and outputs, as plain text.
+        Greedy continuations per given prompt of random spans of prompts and outputs, as plain text.
+    own_prompts : int
+        Prompts that the target writes itself, sampled after the opening of a user's turn: text that it was trained to
+        expect, without a data set (Xu et al. 2024, Magpie). Each gets one greedy output, but for those that repeat
+        another or do not end.
     max_new_tokens : int
         Tokens per output.
     batch : int
@@ -97,6 +119,7 @@ class Calibration:
     samples: int = 1
     temperature: float = 0.0
     spans: int = 0
+    own_prompts: int = 0
     max_new_tokens: int = 64
     batch: int = 8
     top: int = 0
@@ -109,7 +132,7 @@ class Calibration:
                 f"expected a temperature above 0 for {self.samples} samples per prompt; got {self.temperature:g}:"
                 " greedy outputs are all alike"
             )
-        if min(self.samples, self.max_new_tokens, self.batch) < 1 or min(self.spans, self.top) < 0:
+        if min(self.samples, self.max_new_tokens, self.batch) < 1 or min(self.spans, self.own_prompts, self.top) < 0:
             raise InvalidArgumentError("expected at least 1 sample, 1 new token and 1 prompt a batch; got fewer")
 
 
@@ -118,6 +141,7 @@ class _Job:
     group: int
     prompt: tuple[int, ...]
     kind: Kind
+    ends: frozenset[int]
 
 
 def calibrate(
@@ -125,6 +149,7 @@ def calibrate(
     prompts: Sequence[Sequence[int]],
     wanted: Calibration,
     *,
+    turn: Turn | None = None,
     journal: Records | None = None,
     progress: Progress | None = None,
 ) -> list[Example]:
@@ -141,6 +166,8 @@ def calibrate(
         Token ids.
     wanted : Calibration
         How many outputs, and of what kind.
+    turn : Turn, optional
+        What stands around a request; needed for prompts of the target's own.
     journal : Records, optional
         Where outputs are kept; must belong to the same target, prompts and options.
     progress : callable, optional
@@ -153,25 +180,39 @@ def calibrate(
     InvalidArgumentError
         If there are no prompts, or one leaves no room for the output.
     """
-    _check(target, prompts, wanted)
+    _check(target, prompts, wanted, turn)
     done = [] if journal is None else [_example(record) for record in journal.records]
-    kinds: list[Kind] = ["greedy", *["sampled"] * (wanted.samples - 1)]  # type: ignore[list-item] # a literal, times n
-    jobs = [_Job(group, tuple(prompt), kind) for kind in kinds for group, prompt in enumerate(prompts)]
-    total = len(jobs) + wanted.spans * len(prompts)
-    jobs.sort(key=lambda job: (job.kind, len(job.prompt)))  # alike in length, so that little is padding
+    total = 2 * wanted.own_prompts + len(prompts) * (wanted.samples + wanted.spans)
     writer = _Writer(target, wanted, done, journal, lambda count: progress and progress("calibrating", count, total))
-    writer.write(jobs)
-    spans = _spans(done[: len(jobs)], len(prompts), wanted, target)
-    writer.write(sorted(spans, key=lambda job: len(job.prompt)), after=len(jobs))
+    own: dict[int, tuple[int, ...]] = {}
+    if turn is not None and wanted.own_prompts:
+        ends = target.eos | set(turn.closing[:1])
+        writer.write([_Job(len(prompts) + n, turn.opening, "prompt", ends) for n in range(wanted.own_prompts)])
+        own = _own_prompts(done[: wanted.own_prompts], turn, ends)
+    kinds: list[Kind] = ["greedy", *["sampled"] * (wanted.samples - 1)]  # type: ignore[list-item] # a literal, times n
+    jobs = [_Job(group, tuple(prompt), kind, target.eos) for kind in kinds for group, prompt in enumerate(prompts)]
+    jobs += [_Job(group, prompt, "greedy", target.eos) for group, prompt in own.items()]
+    writer.write(sorted(jobs, key=lambda job: (job.kind, len(job.prompt))))  # alike in length: little is padding
+    given = [example for example in done[: writer.asked] if example.group < len(prompts)]
+    spans = _spans(given, wanted, target)
+    writer.write(sorted(spans, key=lambda job: len(job.prompt)))
     return done
 
 
-def _check(target: Model, prompts: Sequence[Sequence[int]], wanted: Calibration) -> None:
+def _check(target: Model, prompts: Sequence[Sequence[int]], wanted: Calibration, turn: Turn | None) -> None:
     if target.network is None or target.start is not None:
         raise ModelError(f"expected a decoder-only network as the target of an alignment; got {target.source}")
     if not prompts:
         raise InvalidArgumentError("expected at least one prompt to calibrate on; got none")
-    longest = max(map(len, prompts)) + wanted.max_new_tokens
+    if wanted.own_prompts and (turn is None or not turn.opening):
+        raise InvalidArgumentError(
+            f"expected a chat template or a first token, after which {target.name} could write prompts of its own;"
+            " its tokenizer has neither: leave --own-prompts out"
+        )
+    longest = max(map(len, prompts))
+    if turn is not None and wanted.own_prompts:
+        longest = max(longest, len(turn.opening) + _PROMPT_TOKENS + len(turn.closing))
+    longest += wanted.max_new_tokens
     if target.max_positions is not None and longest > target.max_positions:
         raise InvalidArgumentError(
             f"expected prompts and outputs within the {target.max_positions} positions of {target.name}; got {longest}:"
@@ -188,39 +229,54 @@ class _Writer:
     done: list[Example]
     journal: Records | None
     report: Callable[[int], object]
+    asked: int = 0
 
-    def write(self, jobs: list[_Job], after: int = 0) -> None:
+    def write(self, jobs: list[_Job]) -> None:
         for kind in dict.fromkeys(job.kind for job in jobs):
             alike = [job for job in jobs if job.kind == kind]
             for first in range(0, len(alike), self.wanted.batch):
                 chunk = alike[first : first + self.wanted.batch]
-                have = len(self.done) - after
-                after += len(chunk)
+                have = len(self.done) - self.asked
+                self.asked += len(chunk)
                 if have < len(chunk):
-                    self._write(chunk, max(have, 0), after)
+                    self._write(chunk, max(have, 0))
                     self.report(len(self.done))
 
-    def _write(self, chunk: list[_Job], have: int, number: int) -> None:
-        for record in _outputs(self.target, chunk, self.wanted, number)[have:]:
+    def _write(self, chunk: list[_Job], have: int) -> None:
+        for record in _outputs(self.target, chunk, self.wanted, self.asked)[have:]:
             if self.journal is not None:
                 self.journal.add(**record)
             self.done.append(_example(record))
 
 
-def _spans(examples: list[Example], groups: int, wanted: Calibration, target: Model) -> list[_Job]:
+def _own_prompts(written: list[Example], turn: Turn, ends: frozenset[int]) -> dict[int, tuple[int, ...]]:
+    """Return whole prompts, by group, of what the target wrote in the user's turn."""
+    prompts: dict[tuple[int, ...], int] = {}
+    for example in written:
+        words = example.tokens[example.start :]
+        ended = words[-1] in ends
+        request = words[:-1] if ended else words
+        if request and (ended or not turn.closing):
+            prompts.setdefault((*turn.opening, *request, *turn.closing), example.group)
+    return {group: prompt for prompt, group in prompts.items()}
+
+
+def _spans(examples: list[Example], wanted: Calibration, target: Model) -> list[_Job]:
     """Draw spans of the texts written so far; a span belongs to the prompt of its text."""
     rng = np.random.default_rng([wanted.seed, len(examples)])
-    texts = {group: [e for e in examples if e.group == group] for group in range(groups)}
+    texts: dict[int, list[Example]] = {}
+    for example in examples:
+        texts.setdefault(example.group, []).append(example)
     least, most = _SPAN
     if target.max_positions is not None:
         most = min(most, target.max_positions - wanted.max_new_tokens)
     jobs = []
-    for group, own in texts.items():
+    for group, own in sorted(texts.items()):
         for _ in range(wanted.spans):
             tokens = own[rng.integers(len(own))].tokens
             length = min(int(rng.integers(min(least, most), most + 1)), len(tokens))
             first = int(rng.integers(len(tokens) - length + 1))
-            jobs.append(_Job(group, tokens[first : first + length], "span"))
+            jobs.append(_Job(group, tokens[first : first + length], "span", target.eos))
     return jobs
 
 
@@ -249,17 +305,17 @@ def _outputs(target: Model, chunk: list[_Job], wanted: Calibration, number: int)
     """Return the records of a batch; the seed is the batch's own, so that any batch can be written alone."""
     network = target.network
     assert network is not None  # noqa: S101 -- checked with the prompts
-    sampled = chunk[0].kind == "sampled"
+    temperature = {"sampled": wanted.temperature, "prompt": _PROMPT_TEMPERATURE}.get(chunk[0].kind, 0.0)
     ids, mask = _left_padded([job.prompt for job in chunk], network.device)
-    recorder = _Recorder(target.vocab_size, wanted.top, wanted.temperature if sampled else 0.0)
-    ends = sorted(target.eos)
+    recorder = _Recorder(target.vocab_size, wanted.top, temperature)
+    ends = sorted(chunk[0].ends)
     options = GenerationConfig(
-        do_sample=sampled,
+        do_sample=temperature > 0,
         num_beams=1,
         temperature=1.0,  # the recorder's; every option of the model's own is overridden
-        **({"top_k": 0, "top_p": 1.0} if sampled else {}),
+        **({"top_k": 0, "top_p": 1.0} if temperature else {}),
         repetition_penalty=1.0,
-        max_new_tokens=wanted.max_new_tokens,
+        max_new_tokens=_PROMPT_TOKENS if chunk[0].kind == "prompt" else wanted.max_new_tokens,
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
     )
@@ -270,9 +326,7 @@ def _outputs(target: Model, chunk: list[_Job], wanted: Calibration, number: int)
             ids, attention_mask=mask, generation_config=options, logits_processor=LogitsProcessorList([recorder])
         )
     fresh = written[:, ids.shape[1] :].tolist()
-    return [
-        _record(job, row, index, recorder, target) for index, (job, row) in enumerate(zip(chunk, fresh, strict=True))
-    ]
+    return [_record(job, row, index, recorder) for index, (job, row) in enumerate(zip(chunk, fresh, strict=True))]
 
 
 def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,8 +336,8 @@ def _left_padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tupl
     return ids, mask
 
 
-def _record(job: _Job, row: list[int], index: int, recorder: _Recorder, target: Model) -> dict[str, Any]:
-    length = next((place + 1 for place, token in enumerate(row) if token in target.eos), len(row))
+def _record(job: _Job, row: list[int], index: int, recorder: _Recorder) -> dict[str, Any]:
+    length = next((place + 1 for place, token in enumerate(row) if token in job.ends), len(row))
     record: dict[str, Any] = {
         "group": job.group,
         "start": len(job.prompt),

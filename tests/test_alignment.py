@@ -18,7 +18,7 @@ from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError
 from hsdopt.profiling.journal import Journal
 from hsdopt.runtime import Model, generate, load_models
 from hsdopt.runtime.alignment import Agreement, Recipe, align
-from hsdopt.runtime.calibration import Batch, Calibration, Example, batches, calibrate, split
+from hsdopt.runtime.calibration import Batch, Calibration, Example, Turn, batches, calibrate, split
 from hsdopt.runtime.drafters import save_drafter
 from hsdopt.runtime.heads import frequent_tokens, shrink_head, whole_head
 from hsdopt.runtime.hidden import scored
@@ -118,6 +118,55 @@ def test_calibration_that_broke_off_continues_with_the_same_outputs(tmp_path: Pa
     resumed = calibrate(target(), PROMPTS[:7], DATA, journal=again)
     assert [(e.group, e.tokens, e.best) for e in resumed] == [(e.group, e.tokens, e.best) for e in whole]
     assert len(Journal(tmp_path / "data.jsonl", {"of": 1}, resume=True).records) == len(whole) == 21
+
+
+TURN = Turn((7, 8), (100, 9))
+OWN = Calibration(own_prompts=20, max_new_tokens=8, batch=8, top=4)
+
+
+def test_the_target_writes_prompts_of_its_own() -> None:
+    written = calibrate(target(), PROMPTS[:3], OWN, turn=TURN)
+    openings = [e for e in written if e.kind == "prompt"]
+    assert [e.group for e in openings] == list(range(3, 23))
+    assert all(e.tokens[: e.start] == TURN.opening for e in openings)
+    answered = {e.group: e.tokens[: e.start] for e in written if e.kind == "greedy"}
+    whole = {e.group: e.tokens for e in openings if e.tokens[-1] in {EOS, TURN.closing[0]} and e.outputs > 1}
+    assert whole
+    assert len(whole) < len(openings)  # some did not end, and are not used
+    assert answered == {n: tuple(prompt) for n, prompt in enumerate(PROMPTS[:3])} | {
+        group: (*tokens[:-1], *TURN.closing) for group, tokens in whole.items()
+    }
+    for example in written:
+        if example.kind == "greedy":
+            ids = list(example.tokens)
+            assert ids[example.start :] == reference(target(), ids[: example.start], 8)
+
+
+def test_prompts_that_repeat_another_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hsdopt.runtime.calibration._PROMPT_TEMPERATURE", 0.0)
+    written = calibrate(target(), PROMPTS[:3], OWN, turn=Turn(TURN.opening, ()))
+    assert len({e.tokens for e in written if e.kind == "prompt"}) == 1
+    assert [e.group for e in written if e.kind == "greedy"] == sorted(
+        {0, 1, 2, 3}, key=[*map(len, PROMPTS[:3]), 66].__getitem__
+    )
+
+
+def test_own_prompts_that_broke_off_continue_with_the_same_outputs(tmp_path: Path) -> None:
+    whole = calibrate(target(), PROMPTS[:3], OWN, turn=TURN)
+    for kept in (5, 16, 21):  # among the prompts, and after them
+        journal = Journal(tmp_path / f"{kept}.jsonl", {"of": 1}, resume=True)
+        calibrate(target(), PROMPTS[:3], OWN, turn=TURN, journal=journal)
+        lines = (tmp_path / f"{kept}.jsonl").read_text().splitlines()
+        (tmp_path / f"{kept}.jsonl").write_text("\n".join(lines[: kept + 1]) + "\n")
+        again = Journal(tmp_path / f"{kept}.jsonl", {"of": 1}, resume=True)
+        resumed = calibrate(target(), PROMPTS[:3], OWN, turn=TURN, journal=again)
+        assert [(e.group, e.tokens, e.best) for e in resumed] == [(e.group, e.tokens, e.best) for e in whole]
+
+
+def test_own_prompts_need_something_to_write_after() -> None:
+    for turn in (None, Turn((), (5,))):
+        with pytest.raises(InvalidArgumentError, match="expected a chat template or a first token"):
+            calibrate(target(), PROMPTS[:3], OWN, turn=turn)
 
 
 def test_padding_ids_are_never_written_and_ends_end() -> None:
@@ -518,6 +567,16 @@ def test_the_command_makes_a_drafter_that_other_commands_take(pair: Path) -> Non
     joint = json.loads(call(*arguments(pair, "j", "--exits", "1,2", "--json")).stdout)
     assert [row["source"] for row in joint["drafters"]][:2] == [f"exit:{n}@{pair / 'j'}" for n in (1, 2)]
     load_models([row["source"] for row in (*exits["drafters"], *joint["drafters"])])
+
+
+def test_the_card_counts_the_prompts_that_the_target_wrote(pair: Path) -> None:
+    path = pair / "own.jsonl"
+    options = ("--layers", "2", "--own-prompts", "30", "--holdout", "0.1", "--calibration", str(path))
+    call(*arguments(pair, "own", *options))
+    records = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    assert sum(record["kind"] == "prompt" for record in records) == 30
+    used = sum(record["kind"] == "greedy" for record in records) - 10
+    assert f"and {used} that it wrote itself" in (pair / "own" / "README.md").read_text() or not used
 
 
 def test_a_cut_of_a_cut_names_the_layers_of_the_target(pair: Path) -> None:

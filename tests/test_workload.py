@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hsdopt.errors import WorkloadError
-from hsdopt.profiling.workload import BUILT_IN, TRAINING, Message, Prompt, Workload, load_workload, render
+from hsdopt.profiling.workload import BUILT_IN, TRAINING, Message, Prompt, Workload, load_workload, render, turn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -377,6 +377,11 @@ def test_a_tokenizer_of_transformers_renders_as_its_template_says() -> None:
         render(CONVERSATION, tokenizer)
     expected = "expected the tokenizer's chat template to take prompt 'c', got TemplateError: no system role"
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(("template", "around"), [(None, ((), ())), ("any", ((2,), (3,)))])
+def test_a_turn_is_what_stands_around_every_request(template: str | None, around: tuple[tuple[int, ...], ...]) -> None:
+    assert turn(FakeTokenizer(template)) == around
 
 
 def test_a_prompt_that_gives_no_token_is_refused() -> None:

@@ -15,7 +15,7 @@ from hsdopt.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from hsdopt.profiling import Workload
 
-_TOGETHER = 32
+_TOGETHER = 64
 """Prompts that the target continues together."""
 _TOP = 16
 """Probabilities kept per token for soft labels."""
@@ -44,6 +44,7 @@ Labels = Annotated[str, typer.Option("--labels", help="argmax, or outputs: in sa
 Samples = Annotated[int, typer.Option("--samples", min=1, help="Outputs per prompt; the first one is greedy.")]
 Temperature = Annotated[float, typer.Option("--temperature", min=0.0, help="Of the sampled outputs.")]
 Spans = Annotated[int, typer.Option("--spans", min=0, help="Random spans per prompt that the target continues too.")]
+OwnPrompts = Annotated[int, typer.Option("--own-prompts", min=0, help="More prompts, written by the target itself.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Tokens per output.")]
 Count = Annotated[int | None, typer.Option("--max-prompts", min=2, help="Use at most this many prompts.")]
 Data = Annotated[
@@ -87,6 +88,7 @@ def align(
     samples: Samples = 1,
     temperature: Temperature = 0.8,
     spans: Spans = 0,
+    own_prompts: OwnPrompts = 0,
     max_new_tokens: NewTokens = 64,
     max_prompts: Count = None,
     calibration: Data = None,
@@ -143,7 +145,9 @@ def align(
         choice_tokens=choice_tokens,
         holdout=holdout,
         recipe=recipe,
-        calibration=Calibration(samples, temperature, spans, max_new_tokens, batch=_TOGETHER, top=top, seed=seed),
+        calibration=Calibration(
+            samples, temperature, spans, own_prompts, max_new_tokens, batch=_TOGETHER, top=top, seed=seed
+        ),
     )
     place = Folder(output_path, calibration, resume=resume, force=force)
     place.clear()

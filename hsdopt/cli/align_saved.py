@@ -105,9 +105,11 @@ class Saved:
         from hsdopt.runtime.checkpoints import log_text
         from hsdopt.runtime.drafters import model_card
 
+        own = len({e.group for e in examples if e.group >= len(self.workload) and e.kind != "prompt"})
         data = (
             f"{len(examples)} outputs of {self.request.target} with {sum(e.outputs for e in examples)} tokens in all, "
-            f"on prompts of {Path(self.workload.name).name} (sha256 {self.workload.sha256[:12]})."
+            f"on prompts of {Path(self.workload.name).name} (sha256 {self.workload.sha256[:12]})"
+            f"{f' and {own} that it wrote itself' if own else ''}."
         )
         card = model_card(
             [name] if self._split else list(self.outcome.after),

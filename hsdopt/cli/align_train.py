@@ -104,16 +104,17 @@ def _calibrate(
     target: Model,
     report: Progress,
 ) -> list[Example]:
-    from hsdopt.profiling import render_prompts
+    from hsdopt.profiling import render_prompts, turn
     from hsdopt.profiling.journal import Journal
-    from hsdopt.runtime.calibration import calibrate
+    from hsdopt.runtime.calibration import Turn, calibrate
 
     path = place.data or place.partial / "calibration.jsonl"
     output_folder(path.parent)
     header = {"target": request.target, "workload": workload.sha256, **asdict(request.calibration)}
     journal = Journal(path, header, resume=True)
     prompts = list(render_prompts(workload, target).values())
-    return calibrate(target, prompts, request.calibration, journal=journal, progress=report)
+    around = Turn(*turn(target.tokenizer)) if request.calibration.own_prompts else None
+    return calibrate(target, prompts, request.calibration, turn=around, journal=journal, progress=report)
 
 
 def _students(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 
 from hsdopt.plots.data import Row, keep, required
 from hsdopt.plots.look import BLUE, RED, axes_for, styled
@@ -34,6 +35,7 @@ def learning_curve(rows: Sequence[Row], *, ax: Axes | None = None) -> Axes:
     axes.plot(tokens, rates, color=BLUE, marker="o", markersize=4, label="held-out acceptance")
     axes.axhline(rates[0], color=BLUE, linewidth=1, linestyle=(0, (4, 3)), label="before")
     axes.set(xlabel="target tokens trained on", ylabel="acceptance", ylim=(0, 1), xlim=(0, None))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     losses = [(at, float(row["loss"])) for at, row in zip(tokens, rows, strict=True) if row["loss"] not in (None, "")]
     if losses:
         right = axes.twinx()
