@@ -237,6 +237,11 @@ def _looked_at(held_out: Sequence[Example], places: int) -> list[Example]:
     return sorted(chosen, key=lambda example: len(example.tokens))
 
 
+def _multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether bfloat16 is faster than float32: on a GPU, and on CPUs with matrix instructions for it."""
+    return device.type == "cuda" or bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+
+
 class _Training:
     def __init__(
         self, students: Students, train: list[Example], held_out: list[Example], recipe: Recipe, folder: Path
@@ -334,7 +339,7 @@ class _Training:
             head.spread = False
         try:
             # bfloat16 only here: its logits have ties, so that choices are measured in full
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=_multiplies_bfloat16(self.device)):
                 scored = self.students.logits(batch)
         finally:
             for head in heads:

@@ -27,6 +27,7 @@ from hsdopt.cli.common import (
     whole_numbers,
 )
 from hsdopt.cli.faults import resumable
+from hsdopt.cli.place import refuse_both
 from hsdopt.errors import InvalidArgumentError, ProfileError
 
 if TYPE_CHECKING:
@@ -143,8 +144,7 @@ class _Place:
 
     def clear(self) -> None:
         """Refuse to replace a finished profile unless told; forget an unfinished one when told."""
-        if self.force and self.resume:
-            raise InvalidArgumentError("expected --resume or --force, not both: one continues, the other starts afresh")
+        refuse_both(resume=self.resume, force=self.force)
         if self.force:
             self.journal.write_bytes(b"")  # from here on --resume means this measurement, not the finished one
         elif self.path.exists() and not self._begun():

@@ -90,7 +90,7 @@ def _sentence_case(text: str) -> str:
 
 def _warnings(report: Report) -> list[str]:
     """Return the report's own warnings and those that its figures call for."""
-    summary, warnings = report["summary"], list(report.get("warnings", ()))
+    summary, warnings = report["summary"], [_sentence_case(text) for text in report.get("warnings", ())]
     unexplained = sum(not entry["near_tie"] for entry in report["mismatches"])
     if summary["missed"] and summary["verdict"] == "speculate":
         warnings.append(
