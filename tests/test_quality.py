@@ -306,23 +306,31 @@ def test_killed_and_resumed_keeps_every_run(profile: Path, tmp_path: Path) -> No
     assert not journal.exists()
 
 
-def test_sampled_outputs_are_judged_by_references_alone(profile: Path, tmp_path: Path) -> None:
+def test_sampled_outputs_are_held_against_other_draws_and_against_references(profile: Path, tmp_path: Path) -> None:
     sampling = ("--temperature", "1", "--top-p", "0.8", "--measure", "bleu")
     done = call("quality", profile, *GRID, *sampling, "-o", tmp_path / "a", "--json")
     report = json.loads(done.stdout)
     assert "nothing is predicted" in done.stderr
     assert report["provenance"]["setting"]["top_p"] == 0.8
-    assert (report["sampled"], report["against"]) == (True, "reference")
-    assert report["verdicts"].keys() == {"reference"}
+    assert (report["sampled"], report["against"]) == (True, "own")  # one of two prompts has a reference
+    drawn = [row["own"]["bleu"] for row in report["plans"] if row["lossless"] and row["plan"] != "big"]
+    assert report["verdicts"]["own"]["limit"] == min(drawn) < 100
+    alone = next(row for row in report["plans"] if row["plan"] == "big")
+    assert report["verdicts"]["reference"]["limit"] == alone["reference"]["bleu"]
     for row in report["plans"]:
         assert row["deviation"] is None
-        assert row["quality"] == row["reference"]["bleu"]
+        assert row["quality"] == (None if row is alone else row["own"]["bleu"])
         assert set(row["predicted"].values()) == {None}
-    bare = profile.parent / "bare.txt"
-    bare.write_text("Hello there.\nGood day.\nA third.\n")
-    done = call("quality", profile, *GRID, *sampling, "--prompts", bare, "-o", tmp_path / "b")
-    assert "nothing tells loss from chance" in done.stdout
-    assert not (tmp_path / "b" / "frontier.png").exists()
+    assert (tmp_path / "a" / "frontier.png").exists()
+    told = profile.parent / "told.jsonl"
+    told.write_text(
+        "".join(json.dumps({"prompt": text, "reference": text}) + "\n" for text in ("One.", "Two.", "Three."))
+    )
+    done = call("quality", profile, *GRID, *sampling, "--prompts", told, "-o", tmp_path / "b")
+    assert "drawn by the target's law too, reach BLEU " in " ".join(done.stdout.split())
+    report = json.loads((tmp_path / "b" / "quality.json").read_text())
+    assert report["against"] == "reference"
+    assert all(row["quality"] == row["reference"]["bleu"] for row in report["plans"])
 
 
 WRONG = (
@@ -360,7 +368,7 @@ def frontier_report(count: int) -> dict[str, object]:
         }  # fmt: skip
 
     rows = [row(None, 20), *(row(small, number) for small in ("one", "two") for number in range(count))]
-    return {"plans": rows, "target": "big", "against": "own", "measure": "rouge-l"}
+    return {"plans": rows, "target": "big", "against": "own", "measure": "rouge-l", "sampled": False}
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 12])

@@ -252,7 +252,6 @@ def _write(report: dict[str, Any], place: Place) -> None:
     """Write the frontier and quality.json; the journal goes only when everything else is there."""
     from hsdopt.plots import on_own_figure, quality_frontier, save_figure
 
-    if report["against"] is not None:
-        save_figure(on_own_figure(quality_frontier, report), place.folder / "frontier")
+    save_figure(on_own_figure(quality_frontier, report), place.folder / "frontier")
     write_text(place.report, json.dumps(report, indent=2) + "\n")
     place.finish()

@@ -35,17 +35,17 @@ def make_report(
     """Return quality.json: a row per plan, and the lossy ones held against the lossless ones."""
     measure: Measure = asked["measure"]
     sampled = profiled.setting.temperature > 0
-    against = "own" if not sampled else "reference" if prompts[1] else None
+    against = "reference" if sampled and prompts[1] == prompts[0] else "own"
     timed = _timed(plans, runs, profiled.target, seed=asked["seed"])
     rows = [_row(plan, timed[plan.label], judged[plan.label], profiled) for plan in plans]
     for row in rows:
-        row["quality"] = None if against is None else quality_of(row, measure, against)
+        itself = sampled and against == "own" and row["family"] == "autoregression"
+        row["quality"] = None if itself else quality_of(row, measure, against)
         row["undominated"] = False
     for small in dict.fromkeys(row["small"] for row in rows if row["small"]):
         _mark_frontier([row for row in rows if row["small"] == small])
-    verdicts = {} if sampled else {"own": _verdict(rows, measure, "own")}
-    if prompts[1]:
-        verdicts["reference"] = _verdict(rows, measure, "reference")
+    limits = {"own": _own_limit(rows, measure, sampled=sampled), "reference": _reference_limit(rows, measure)}
+    verdicts = {name: _verdict(rows, measure, name, limit) for name, limit in limits.items() if limit is not None}
     return {
         "format": "hsdopt-quality",
         "schema": 1,
@@ -169,13 +169,26 @@ def _mark_frontier(rows: Sequence[Row]) -> None:
         row["undominated"] = row["plan"] in kept
 
 
-def _verdict(rows: Sequence[Row], measure: Measure, against: str) -> Verdict:
-    """Hold the grid against the lossless plans; by references, lossless is what the target alone gives."""
+def _own_limit(rows: Sequence[Row], measure: Measure, *, sampled: bool) -> float:
+    """Return how near lossless outputs come to the target's own.
+
+    Drawn outputs of one law differ too: the least that another lossless plan reaches is within chance.
+    """
+    if not sampled:
+        return 100.0
+    drawn = [row for row in rows if row["lossless"] and row["family"] != "autoregression"]
+    return min((quality_of(row, measure, "own") or 0.0 for row in drawn), default=100.0)
+
+
+def _reference_limit(rows: Sequence[Row], measure: Measure) -> float | None:
+    """Return what the target alone reaches by references; None without any."""
+    return next(quality_of(row, measure, "reference") for row in rows if row["family"] == "autoregression")
+
+
+def _verdict(rows: Sequence[Row], measure: Measure, against: str, limit: float) -> Verdict:
+    """Hold the grid against the lossless plans."""
     from hsdopt.profiling.quality import verdict
 
-    alone = next(row for row in rows if row["family"] == "autoregression")
     rivals = [row for row in rows if row["lossless"]]
-    limit = quality_of(alone, measure, against)
-    assert limit is not None  # noqa: S101 -- asked for only where it is known
     lossy = [row for row in rows if not row["lossless"]]
     return verdict(limit, _points(rivals, measure, against), _points(lossy, measure, against))

@@ -29,7 +29,7 @@ def show(report: Mapping[str, Any], folder: Path, *, predicted: bool) -> None:
         output().print(_predictions(report))
     for line in (*_legend(report), *_verdict_lines(report)):
         output().print(line)
-    typer.echo(f"frontier: {folder / 'frontier.png'}" if report["against"] else f"report: {folder / 'quality.json'}")
+    typer.echo(f"frontier: {folder / 'frontier.png'}")
 
 
 def _table(report: Mapping[str, Any]) -> Table:
@@ -70,23 +70,29 @@ def _legend(report: Mapping[str, Any]) -> Iterator[str]:
     known, count = report["prompts_with_reference"], report["prompts"]
     own = "the target's output, drawn apart" if report["sampled"] else "the target's output"
     yield f"drafted: tokens that are not the target's own; same (tokens), BLEU, ROUGE-L: against {own}"
+    if report["sampled"]:
+        yield f"lossless plans, whose outputs are drawn by the target's law too, reach {_drawn(report)} of it"
     if known:
         yield f"ref.: {_NAMES[report['measure']]} against references, for prompts that have one ({known} of {count})"
     if count < _FEW:
         yield f"so few prompts ({count}) show little about quality: use more before choosing by it"
 
 
+def _drawn(report: Mapping[str, Any]) -> str:
+    """Return the range of what lossless plans reach against outputs drawn apart from theirs."""
+    drawn = [row for row in report["plans"] if row["lossless"] and row["family"] != "autoregression"]
+    values = [quality_of(row, report["measure"], "own") or 0.0 for row in drawn]
+    return f"{_NAMES[report['measure']]} {min(values, default=100.0):.1f} to {max(values, default=100.0):.1f}"
+
+
 def _verdict_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield what lossy decoding gains at equal latency and at equal quality, or that it gains nothing."""
     name = _NAMES[report["measure"]]
     found = report["verdicts"]
-    if "own" in found:
-        yield _at_equal_latency(found["own"], name)
-        yield _at_equal_quality(found["own"], name, "equal quality")
+    yield _at_equal_latency(found["own"], name)
+    yield _at_equal_quality(found["own"], name, "equal quality")
     if "reference" in found:
         yield _at_equal_quality(found["reference"], name, "equal quality by the references")
-    if not found:
-        yield "no verdict: outputs are drawn and no prompt has a reference, so nothing tells loss from chance"
 
 
 def _at_equal_latency(found: Mapping[str, Any], name: str) -> str:

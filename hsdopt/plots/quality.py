@@ -47,7 +47,8 @@ def quality_frontier(report: Report, *, ax: Axes | None = None) -> Axes:
         best = sorted((row for row in points if row["undominated"]), key=lambda row: row["time"])
         axes.plot([row["time"] for row in best], [row["quality"] for row in best], color=colours[small], zorder=2)
         _time_bars(axes, points, color=colours[small], marker=MARKERS[number % 3], label=f"bild, {elide(small, 24)}")
-    whose = "the target's output" if report["against"] == "own" else "the references"
+    drawn = ", drawn apart" if report["sampled"] else ""
+    whose = f"the target's output{drawn}" if report["against"] == "own" else "the references"
     measure = {"bleu": "BLEU", "rouge-l": "ROUGE-L"}[report["measure"]]
     axes.set(xlabel="time per token (the target alone = 1)", ylabel=f"{measure} against {whose}")
     axes.set_title("Quality against latency")
