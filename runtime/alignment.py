@@ -239,7 +239,8 @@ def _looked_at(held_out: Sequence[Example], places: int) -> list[Example]:
 
 def _multiplies_bfloat16(device: torch.device) -> bool:
     """Whether bfloat16 is faster than float32: on a GPU, and on CPUs with matrix instructions for it."""
-    return device.type == "cuda" or bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every release of PyTorch
+    return device.type == "cuda" or bool(known.get("amx_bf16"))
 
 
 class _Training:

@@ -113,7 +113,9 @@ def _calibrate(
     header = {"target": request.target, "workload": workload.sha256, **asdict(request.calibration)}
     journal = Journal(path, header, resume=True)
     prompts = list(render_prompts(workload, target).values())
-    around = Turn(*turn(target.tokenizer)) if request.calibration.own_prompts else None
+    around = None
+    if request.calibration.own_prompts and target.tokenizer is not None:
+        around = Turn(*turn(target.tokenizer))
     return calibrate(target, prompts, request.calibration, turn=around, journal=journal, progress=report)
 
 
