@@ -630,7 +630,6 @@ WRONG = (
     (("--exits", "1", "--head-tokens", "90"), "expected --freeze-target with --head-tokens and --exits"),
     (("--layers", "2", "--head-tokens", "999"), "expected a head of 1 to 258 tokens; got 999"),
     (("--layers", "2", "--labels", "soft"), "expected argmax or outputs as --labels"),
-    (("--layers", "2", "--soft", "1"), "data.jsonl was started with top = 0; this call says 16"),
     (("--exits", "1,3"), "expected exits after 1 to 2 layers; got [1, 3]"),
     (("--layers", "2", "--holdout", "1"), "expected a share between 0 and 1"),
     (("--small", "lookup"), "expected a network to align; lookup only proposes"),
@@ -643,3 +642,10 @@ WRONG = (
 def test_mistakes_print_one_line(pair: Path, more: tuple[str, ...], message: str) -> None:
     assert message in refused(*arguments(pair, "wrong", *more)).replace("\n", "")
     assert not (pair / "wrong").exists()
+
+
+def test_calibration_data_of_other_options_is_refused(pair: Path) -> None:
+    data = ("--calibration", str(pair / "hard.jsonl"), "--layers", "2")
+    call(*arguments(pair, "hard", *data))
+    said = refused(*arguments(pair, "soft", *data, "--soft", "1")).replace("\n", "")
+    assert "hard.jsonl was started with top = 0; this call says 16" in said
