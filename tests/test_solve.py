@@ -427,6 +427,38 @@ def test_another_evaluator_decides() -> None:
         solve(profile, rerank=refuse, interval=0)
 
 
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_another_evaluator_finds_drafts_of_any_length(length: int) -> None:
+    """The closed form may favour other lengths by far: bursts of accepted tokens look to it like a high rate."""
+    profile = Profile.from_rates(
+        "t", {"d": 0.02, "e": 0.1, "t": 1.0}, {("d", "t"): 0.9, ("e", "t"): 0.6, ("d", "e"): 0.9}
+    )
+    best = parse_plan(f"t(d:{length})")
+    assert abs(length - solve(profile, family="speculative", interval=0).plan.row[0].length) > 3
+
+    def rerank(plan: Plan) -> float:
+        row = plan.row if isinstance(plan, Level) else ()
+        alone = len(row) == 1 and plan.models == ("d", "t")
+        return 0.5 + 0.01 * abs(row[0].length - length) if alone else 1.0
+
+    for family in ("speculative", "hierarchy", "all"):
+        assert solve(profile, family=family, rerank=rerank, interval=0).plan == best
+
+
+def test_an_evaluator_climbs_to_stacks_that_no_search_proposed() -> None:
+    profile = Profile.from_rates(
+        "t", {"d": 0.02, "e": 0.1, "t": 1.0}, {("d", "t"): 0.7, ("e", "t"): 0.9, ("d", "e"): 0.9}
+    )
+
+    def rerank(plan: Plan) -> float:
+        if plan.models != ("d", "e", "t") or not isinstance(plan, Level):
+            return 1.0
+        top = plan.row[0]
+        return 0.5 + 0.01 * top.length + 0.01 * top.level.row[0].length if top.stop == "truncate" else 0.9
+
+    assert solve(profile, family="hierarchy", rerank=rerank, interval=0).plan == parse_plan("t(e:1(d:1))")
+
+
 def test_an_evaluator_may_take_all_plans_at_once() -> None:
     class Evaluator:
         name = "table"

@@ -113,14 +113,14 @@ def _value(rerank: Callable[[Plan], Any], plan: Plan) -> float | None:
 def neighbours(plan: Level, *, rows: bool, drafters: Sequence[str] = ()) -> Iterator[Level]:
     """Yield the plans that differ from `plan` in one thing.
 
-    One draft is a token longer or shorter, or one segment is gone with all below it, or it is drafted by its
-    own drafter's drafter. With `rows`, conventions may change too, and a segment may join the target's row.
+    One draft is a token longer or shorter, twice or half as long, or one segment is gone with all below it, or it is
+    drafted by its own drafter's drafter. With `rows`, conventions may change too, and a segment may join the target's row.
 
     Examples
     --------
     >>> from hsdopt.plan import parse_plan
     >>> [str(other) for other in neighbours(parse_plan("t(d:2(e:1))"), rows=False)]
-    ['t(d:1(e:1))', 't(d:3(e:1))', 't', 't(e:1)', 't(d:2(e:2))', 't(d:2)']
+    ['t(d:1(e:1))', 't(d:3(e:1))', 't(d:4(e:1))', 't', 't(e:1)', 't(d:2(e:2))', 't(d:2)']
     """
     yield from _changed(plan, rows=rows)
     if rows:
@@ -144,10 +144,10 @@ def _changed(level: Level, *, rows: bool) -> Iterator[Level]:
 
 
 def _segments(segment: Segment, *, rows: bool) -> Iterator[Segment]:
-    """Yield the segment one token (or round) shorter and longer, and under the other conventions."""
-    for length in (segment.length - 1, segment.length + 1):
-        if length >= 1:
-            yield replace(segment, length=length)
+    """Yield the segment a token (or round) and half shorter, one longer, twice as long, and by other conventions."""
+    now = segment.length
+    for length in sorted({now - 1, now // 2, now + 1, 2 * now} - {0, now}):
+        yield replace(segment, length=length)
     if rows and segment.level.row and segment.level.model != LOOKUP:
         if segment.stop != "overshoot":
             yield replace(segment, stop="overshoot")

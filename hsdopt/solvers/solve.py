@@ -14,7 +14,7 @@ from hsdopt.profiles import Profile
 from hsdopt.solvers.arrays import ProfileArrays, profile_arrays
 from hsdopt.solvers.bild import frontier
 from hsdopt.solvers.candidates import adaptives, cascades, conventions, exhaustive_orders, hierarchies, singles
-from hsdopt.solvers.evaluate import Pool, ranked, reranked
+from hsdopt.solvers.evaluate import Pool, neighbours, ranked, reranked
 from hsdopt.solvers.limits import Limits, memory_bytes, read_limits
 from hsdopt.solvers.reasons import why
 from hsdopt.solvers.rows import proves_rows
@@ -31,6 +31,7 @@ _RUNNERS_UP = 10
 _PER_SET = 2  # of any set of models among the leading
 _SHORTLIST = 40  # plans that another evaluator ranks
 _PER_DRAFTER = 3  # single-drafter plans among them
+_SPREAD = (1, 2, 3, 4, 6, 8, 12, 16, 24)  # draft lengths of single drafters among them
 _STARTS, _STEPS = 3, 6  # climbs to better neighbours under the full count
 _STACKS = 5  # stacks whose conventions are varied
 
@@ -97,7 +98,9 @@ def solve(
     -----
     The searches are exact on costs that are local to an edge (or a row) of a stack. The best of what they find,
     every single drafter and autoregression are then evaluated by `expected_latency`, which counts all tokens
-    that caches have to catch up on, and the best three climb to neighbours that are better still.
+    that caches have to catch up on, and the best three climb to neighbours that are better still. With `rerank`
+    the leading plans, and single drafters from short drafts to long ones, are ranked anew, and the best three climb
+    once more: where tokens are accepted in bursts, the closed form drafts too many.
 
     Examples
     --------
@@ -118,8 +121,9 @@ def solve(
     _check(family, max_deviation)
     check_length(interval, "interval")
     check_length(seed, "seed")
-    found = _search(profile, family, limits, context, max_deviation)
-    ordered = found.candidates if rerank is None else reranked(_shortlist(found.candidates), rerank)
+    pool = Pool(profile, limits, context)
+    found = _search(pool, profile, family, limits, context, max_deviation)
+    ordered = found.candidates if rerank is None else _reconsidered(pool, found.candidates, rerank, family)
     alone = _alone(profile, ordered, context, rerank)
     ordered = ordered if required and limits.required else ranked({c.plan: c for c in (*ordered, alone)}.values())
     if not ordered:
@@ -171,10 +175,9 @@ def _check(family: str, max_deviation: float | None) -> None:
         raise InvalidArgumentError(f"expected max_deviation between 0 and 1; got {max_deviation}")
 
 
-def _search(
-    profile: Profile, family: str, limits: Limits, context: float | None, max_deviation: float | None
+def _search(  # noqa: PLR0917 - what was asked
+    pool: Pool, profile: Profile, family: str, limits: Limits, context: float | None, max_deviation: float | None
 ) -> _Found:
-    pool = Pool(profile, limits, context)
     if not limits.required:
         pool.add([Level(profile.target)])
     if family == "bild":
@@ -216,16 +219,46 @@ def _distinct(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     return list(first.values())[:count]
 
 
+def _reconsidered(
+    pool: Pool, candidates: Sequence[Candidate], rerank: Callable[[Plan], float], family: str
+) -> list[Candidate]:
+    """Return the shortlist, and what is better near its best, as another evaluator ranks them."""
+    ordered = reranked(_shortlist(candidates), rerank)
+    if family == "bild":
+        return ordered
+    judged = {candidate.plan: candidate for candidate in ordered}
+    for start in _distinct(ordered, _STARTS):
+        best = start
+        for _ in range(_STEPS):
+            if not isinstance(best.plan, Level):
+                break
+            near = pool.add(neighbours(best.plan, rows=family in {"cascade", "all"}))
+            fresh = reranked([candidate for candidate in near if candidate.plan not in judged], rerank)
+            judged |= {candidate.plan: candidate for candidate in fresh}
+            better = ranked([best, *(judged[candidate.plan] for candidate in near if candidate.plan in judged)])[0]
+            if better.plan == best.plan:
+                break
+            best = better
+    return ranked(judged.values())
+
+
 def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Return what another evaluator gets to see: the leading plans, and the best of every family and drafter."""
+    """Return what another evaluator gets to see: the leading plans, the best of every family, and of every drafter.
+
+    Of single drafters, draft lengths are spread: another evaluator may prefer much shorter ones.
+    """
     kept = {candidate.plan: candidate for candidate in candidates[:_SHORTLIST]}
     groups: dict[tuple[str, ...], int] = {}
     for candidate in candidates:
         key = (candidate.family, *(candidate.plan.models if candidate.family == "speculative" else ()))
         groups[key] = groups.get(key, 0) + 1
-        if groups[key] <= _PER_DRAFTER:
+        if groups[key] <= _PER_DRAFTER or (candidate.family == "speculative" and _length(candidate.plan) in _SPREAD):
             kept.setdefault(candidate.plan, candidate)
     return list(kept.values())
+
+
+def _length(plan: Plan) -> int:
+    return plan.row[0].length if isinstance(plan, Level) else 0
 
 
 def _alone(
