@@ -114,7 +114,8 @@ def neighbours(plan: Level, *, rows: bool, drafters: Sequence[str] = ()) -> Iter
     """Yield the plans that differ from `plan` in one thing.
 
     One draft is a token longer or shorter, twice or half as long, or one segment is gone with all below it, or it is
-    drafted by its own drafter's drafter. With `rows`, conventions may change too, and a segment may join the target's row.
+    drafted by its own drafter's drafter. With `rows`, conventions may change too, and a segment may join the
+    target's row.
 
     Examples
     --------
