@@ -14,6 +14,7 @@ from test_decode import reference
 from tiny import EOS, VOCAB, save_tiny, tiny_model, tiny_network, tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
+from hsdopt.cli.align_train import _some
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError
 from hsdopt.profiling.journal import Journal
 from hsdopt.runtime import Model, generate, load_models
@@ -649,3 +650,12 @@ def test_calibration_data_of_other_options_is_refused(pair: Path) -> None:
     call(*arguments(pair, "hard", *data))
     said = refused(*arguments(pair, "soft", *data, "--soft", "1")).replace("\n", "")
     assert "hard.jsonl was started with top = 0; this call says 16" in said
+
+
+def test_layers_are_chosen_on_the_given_prompts() -> None:
+    written = [Example(group, (5,) * 9, 1, (5,) * 8) for group in range(20)]
+    written += [Example(group, (5,) * 9, 1, (5,) * 8, "sampled") for group in range(3)]
+    assert {example.group for example in _some(written, 400, given=3)} == {0, 1, 2}
+    assert all(example.kind == "greedy" for example in _some(written, 400, given=3))
+    assert len(_some(written, 8, given=3)) == 1
+    assert {example.group for example in _some(written[5:], 400, given=3)} == set(range(5, 20))

@@ -50,7 +50,8 @@ def train_and_save(
     with resumable(place.journal), progress_bar() as report:
         examples = _calibrate(request, place, workload, models["target"], report)
         examples_, held_out = split(examples, share=request.holdout, seed=request.recipe.seed)
-        students, start = _students(request, models, examples_, journal, report)
+        chosen = _some(examples_, request.choice_tokens, given=len(workload))
+        students, start = _students(request, models, examples_, chosen, journal, report)
         outcome = train(
             students, examples_, held_out, request.recipe, folder=place.partial, resume=place.resume, progress=report
         )
@@ -120,9 +121,14 @@ def _calibrate(
 
 
 def _students(
-    request: Request, models: dict[str, Model], examples: list[Example], journal: Journal, report: Progress
+    request: Request,
+    models: dict[str, Model],
+    examples: list[Example],
+    chosen: list[Example],
+    journal: Journal,
+    report: Progress,
 ) -> tuple[Students, Start]:
-    """Return what is to be trained, and where it starts."""
+    """Return what is to be trained, and where it starts; layers are chosen on the examples `chosen`."""
     from hsdopt.runtime.heads import frequent_tokens, shrink_head
     from hsdopt.runtime.students import drafter, frozen_exits, joint_exits
 
@@ -134,11 +140,10 @@ def _students(
     if request.exits is not None:
         if request.own_layers is None:
             return joint_exits(network, request.exits, embeddings=request.embeddings), Start(_JOINT)
-        chosen = _some(examples, request.choice_tokens)
         made = frozen_exits(network, request.exits, own=request.own_layers, examples=chosen, head_tokens=head)
         text = f"The target's lower layers, frozen; the last {request.own_layers} and the norm are its own."
         return made, Start(text)
-    skipped, start = _skipped(request, network, examples, journal, report)
+    skipped, start = _skipped(request, network, chosen, journal, report)
     students = drafter(network, skipped=skipped, embeddings=request.embeddings)
     if head is not None:
         shrink_head(students.parts[0].network, head)
@@ -149,7 +154,7 @@ def _students(
 def _skipped(
     request: Request,
     network: PreTrainedModel,
-    examples: list[Example],
+    chosen: list[Example],
     journal: Journal,
     report: Progress,
 ) -> tuple[tuple[int, ...], Start]:
@@ -161,7 +166,6 @@ def _skipped(
     count = decoder_layers(network)
     if request.layers is None:
         return (), Start(f"All layers of {base}.", kept_of_target(request, tuple(range(count))))
-    chosen = _some(examples, request.choice_tokens)
     skipped = choose_layers(
         network, chosen, layers=request.layers, group=request.drop_group, journal=journal, progress=report
     )
@@ -175,7 +179,11 @@ def _skipped(
     return skipped, Start(text, kept_of_target(request, kept))
 
 
-def _some(examples: list[Example], tokens: int) -> list[Example]:
-    """Return greedy examples of about so many tokens, spread over the prompts."""
+def _some(examples: list[Example], tokens: int, *, given: int) -> list[Example]:
+    """Return greedy examples of about so many tokens, spread over the given prompts.
+
+    They are what the drafter is for. Chosen on prompts of the target's own, layers that copy from a prompt went.
+    """
     greedy = [example for example in examples if example.kind == "greedy"]
-    return greedy[:: max(1, sum(example.outputs for example in greedy) // tokens)]
+    asked = [example for example in greedy if example.group < given] or greedy
+    return asked[:: max(1, sum(example.outputs for example in asked) // tokens)]
