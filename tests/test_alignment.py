@@ -577,7 +577,8 @@ def test_the_card_counts_the_prompts_that_the_target_wrote(pair: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()[1:]]
     assert sum(record["kind"] == "prompt" for record in records) == 30
     used = sum(record["kind"] == "greedy" for record in records) - 10
-    assert f"and {used} that it wrote itself" in (pair / "own" / "README.md").read_text() or not used
+    assert used > 0
+    assert " that it wrote itself" in (pair / "own" / "README.md").read_text()
 
 
 def test_a_cut_of_a_cut_names_the_layers_of_the_target(pair: Path) -> None:

@@ -182,7 +182,7 @@ def _skipped(
 def _some(examples: list[Example], tokens: int, *, given: int) -> list[Example]:
     """Return greedy examples of about so many tokens, spread over the given prompts.
 
-    They are what the drafter is for. Chosen on prompts of the target's own, layers that copy from a prompt went.
+    They are what the drafter is for; prompts of the target's own are but more text to train on.
     """
     greedy = [example for example in examples if example.kind == "greedy"]
     asked = [example for example in greedy if example.group < given] or greedy

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Row = dict[str, Any]
 
-__all__ = ["make_report", "quality_of"]
+__all__ = ["make_report", "other_draws", "quality_of"]
 
 
 def make_report(
@@ -176,8 +176,13 @@ def _own_limit(rows: Sequence[Row], measure: Measure, *, sampled: bool) -> float
     """
     if not sampled:
         return 100.0
-    drawn = [row for row in rows if row["lossless"] and row["family"] != "autoregression"]
-    return min((quality_of(row, measure, "own") or 0.0 for row in drawn), default=100.0)
+    return min(other_draws(rows, measure), default=100.0)
+
+
+def other_draws(rows: Sequence[Row], measure: Measure) -> list[float]:
+    """Return what lossless plans other than the target alone reach against its own output."""
+    others = [row for row in rows if row["lossless"] and row["family"] != "autoregression"]
+    return [value for row in others if (value := quality_of(row, measure, "own")) is not None]
 
 
 def _reference_limit(rows: Sequence[Row], measure: Measure) -> float | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hsdopt.cli.common import new_table, output
-from hsdopt.cli.quality_report import quality_of
+from hsdopt.cli.quality_report import other_draws, quality_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,8 +80,7 @@ def _legend(report: Mapping[str, Any]) -> Iterator[str]:
 
 def _drawn(report: Mapping[str, Any]) -> str:
     """Return the range of what lossless plans reach against outputs drawn apart from theirs."""
-    drawn = [row for row in report["plans"] if row["lossless"] and row["family"] != "autoregression"]
-    values = [quality_of(row, report["measure"], "own") or 0.0 for row in drawn]
+    values = other_draws(report["plans"], report["measure"])
     return f"{_NAMES[report['measure']]} {min(values, default=100.0):.1f} to {max(values, default=100.0):.1f}"
 
 
