@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -101,9 +102,30 @@ def read_json(
 
 
 def excerpt(value: object, *, limit: int = 60) -> str:
-    """Return a printable form of a value found where another was expected, cut to `limit` letters."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**limit else "a number of many digits"
+    """Return one printable line for a value found where another was expected, cut to `limit` letters.
+
+    Examples
+    --------
+    >>> excerpt("a long text", limit=7)
+    "'a long..."
+    """
+    text = repr(value[: limit + 1]) if isinstance(value, str) else " ".join(_BRIEF.repr(value).split())
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+class _Brief(reprlib.Repr):
+    """Short forms that cost little, however large the value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 60, 100
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return the digits: Python refuses to write thousands of them."""
+        return super().repr_int(x, level) if abs(x) < 10**self.maxstring else "a number of many digits"
+
+
+_BRIEF = _Brief()
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

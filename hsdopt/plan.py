@@ -10,14 +10,23 @@ import hashlib
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, NoReturn, TypeVar
 
 from hsdopt.errors import PlanError
+from hsdopt.files import excerpt, parse_json
 
 __all__ = [
+    "LONGEST_DRAFT",
+    "LONGEST_NAME",
+    "LONGEST_TEXT",
     "LOOKUP",
+    "MOST_CHOICES",
+    "MOST_LEVELS",
+    "MOST_SEGMENTS",
     "Adaptive",
     "Bild",
     "Choice",
@@ -34,15 +43,37 @@ __all__ = [
 LOOKUP = "lookup"
 """The reserved name of the Max-Gram drafter, which proposes but never verifies."""
 
+MOST_LEVELS = 32
+"""The most models above one another in a plan, the target among them."""
+
+MOST_SEGMENTS = 1024
+"""The most segments in all the rows of a plan."""
+
+MOST_CHOICES = 16_384
+"""The most entries in all the tables of an adaptive plan."""
+
+LONGEST_DRAFT = 4096
+"""The most tokens or rounds that a segment, a choice or a stint may ask for."""
+
+LONGEST_NAME = 512
+"""Characters of the longest name of a model."""
+
+LONGEST_TEXT = 4 * 2**20
+"""Characters of the longest text that is read as a plan."""
+
 Stop = Literal["truncate", "overshoot", "rounds", "until"]
 Semantics = Literal["paper", "reference"]
 
 _SUFFIX: dict[Stop, str] = {"truncate": "{}", "overshoot": "{}+", "rounds": "{}x", "until": "..{}"}
 _STOP_OF_SIGN: dict[str, Stop] = {"": "truncate", "+": "overshoot", "x": "rounds", "..": "until"}
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
-_LENGTH = re.compile(r"(?P<until>\.\.)?(?P<count>\d+)(?P<suffix>[+x]?)")
-_NUMBER = re.compile(r"[+-]?(?:inf|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)")
+_LENGTH = re.compile(r"(?P<until>\.\.)?(?P<count>[0-9]+)(?P<suffix>[+x]?)")
+_NUMBER = re.compile(r"[+-]?(?:inf|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)")
+_BILD = re.compile(r"bild\s*\(")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _FORMAT = "hsdopt-plan"
+_WINDOW = 64
+"""Characters of a text shown around a fault."""
 T = TypeVar("T")
 
 
@@ -126,15 +157,27 @@ class Segment:
 
     def __post_init__(self) -> None:
         """Refuse lengths and conventions that mean nothing."""
-        if self.stop not in _SUFFIX:
-            raise PlanError(f"expected a convention out of {', '.join(_SUFFIX)}; got {self.stop!r}")
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
-            raise PlanError(f"expected a draft length of at least 1 for {self.level.model}; got {self.length!r}")
+        if not isinstance(self.level, Level):
+            raise PlanError(f"expected a Level as the drafter of a segment; got {excerpt(self.level)}")
+        if not isinstance(self.stop, str) or self.stop not in _SUFFIX:
+            raise PlanError(f"expected a convention out of {', '.join(_SUFFIX)}; got {excerpt(self.stop)}")
+        model = _brief(self.level.model)
+        _require_length(self.length, f"a draft length of at least 1 for {model}")
         if self.stop in ("overshoot", "rounds") and not self.level.row:
             raise PlanError(
-                f"expected a drafter below {self.level.model}, as in {self.level.model}:{self.length}+(small:3); "
-                f"without one it passes up exactly {self.length} tokens: write {self.level.model}:{self.length}"
+                f"expected a drafter below {model}, as in {model}:{self.length}+(small:3); "
+                f"without one it passes up exactly {self.length} tokens: write {model}:{self.length}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What is known of a level from what is known of the levels below it, so that no level walks its whole tree."""
+
+    names: frozenset[str]
+    depth: int
+    segments: int
+    longest_draft: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,20 +197,22 @@ class Level(Plan):
     model: str
     row: tuple[Segment, ...] = ()
     lenience: float = 1.0
+    _shape: _Shape = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse stacks that cannot run."""
-        object.__setattr__(self, "row", tuple(self.row))
-        object.__setattr__(self, "lenience", float(self.lenience))
-        if not self.model or not isinstance(self.model, str):
-            raise PlanError(f"expected a model name; got {self.model!r}")
+        _require_name(self.model, "a model name")
+        object.__setattr__(self, "row", _row_of(self.row))
+        object.__setattr__(self, "lenience", _real(self.lenience, "lenience to be a finite number of at least 1"))
         if self.model == LOOKUP and self.row:
             raise PlanError("expected a model that can verify above a draft; lookup only proposes")
         if not (math.isfinite(self.lenience) and self.lenience >= 1):
             raise PlanError(f"expected lenience to be a finite number of at least 1; got {self.lenience}")
         if self.lenience != 1 and all(segment.level.model == LOOKUP for segment in self.row):
-            raise PlanError(f"expected a model below {self.model} for its lenience (lookup is never lenient); drop it")
-        _refuse_repeats(self)
+            raise PlanError(
+                f"expected a model below {_brief(self.model)} for its lenience (lookup is never lenient); drop it"
+            )
+        object.__setattr__(self, "_shape", _shape_of(self.model, self.row))
 
     @property
     def target(self) -> str:
@@ -183,16 +228,12 @@ class Level(Plan):
     @property
     def depth(self) -> int:
         """Levels of drafting; 0 is autoregression."""
-        return max((1 + segment.level.depth for segment in self.row), default=0)
+        return self._shape.depth
 
     @property
     def longest_draft(self) -> int | None:
         """The most tokens one draft for this level can hold (None if rounds leave it open-ended)."""
-        held = 0
-        for segment in self.row:
-            asked = max(segment.length - held, 0) if segment.stop == "until" else segment.length
-            held += _longest_request(segment.level, asked, segment.stop)
-        return held
+        return self._shape.longest_draft
 
     def walk(self) -> Iterator[Level]:
         """Yield every level, this one first, depth first."""
@@ -232,19 +273,26 @@ class Bild(Plan):
 
     def __post_init__(self) -> None:
         """Refuse thresholds outside their domain."""
+        _require_name(self.large, "a model name as the large model of bild(...)")
+        _require_name(self.small, "a model name as the small model of bild(...)")
         if self.large == self.small:
-            raise PlanError(f"expected two different models in bild(...); got {self.large} twice")
+            raise PlanError(f"expected two different models in bild(...); got {_brief(self.large)} twice")
         if LOOKUP in (self.large, self.small):
             raise PlanError("expected two language models in bild(...); lookup has no probabilities")
+        for name, domain in (
+            ("fallback", "fallback between 0 and 1"),
+            ("rollback", "rollback of at least 0 (inf turns it off)"),
+        ):
+            object.__setattr__(self, name, _real(getattr(self, name), domain))
         if not 0 <= self.fallback <= 1:
             raise PlanError(f"expected fallback between 0 and 1; got {self.fallback}")
         if not self.rollback >= 0:
             raise PlanError(f"expected rollback of at least 0 (inf turns it off); got {self.rollback}")
         for name, value in (("max_draft", self.max_draft), ("stride", self.stride)):
-            if value is not None and value < 1:
-                raise PlanError(f"expected {name} of at least 1; got {value}")
-        if self.semantics not in ("paper", "reference"):
-            raise PlanError(f"expected semantics paper or reference; got {self.semantics!r}")
+            if value is not None:
+                _require_length(value, f"{name} of at least 1")
+        if not isinstance(self.semantics, str) or self.semantics not in ("paper", "reference"):
+            raise PlanError(f"expected semantics paper or reference; got {excerpt(self.semantics)}")
 
     @property
     def target(self) -> str:
@@ -269,6 +317,11 @@ class Choice:
     drafter: str
     length: int
 
+    def __post_init__(self) -> None:
+        """Refuse lengths and names that mean nothing."""
+        _require_name(self.drafter, "a model name as the drafter of a choice")
+        _require_length(self.length, f"a draft length of at least 1 for {_brief(self.drafter)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Plan):
@@ -290,18 +343,25 @@ class Adaptive(Plan):
 
     def __post_init__(self) -> None:
         """Refuse tables that do not cover what can be asked, or that run in a circle."""
+        _require_name(self.model, "a model name")
+        if self.model == LOOKUP:
+            raise PlanError("expected a language model as the target; lookup only proposes")
+        if self.draft is not None and not isinstance(self.draft, Choice):
+            raise PlanError(f"expected a Choice or None as the draft of {self.model}; got {excerpt(self.draft)}")
+        object.__setattr__(self, "tables", _tables_of(self.tables))
         tables = dict(self.tables)
         if len(tables) != len(self.tables) or self.model in tables:
             raise PlanError("expected one table per drafter and none for the target")
-        order = [name for name, _ in self.tables]
+        places = {name: place for place, (name, _) in enumerate(self.tables)}
         for owner, choice in self._choices():
             limit = len(tables.get(choice.drafter, ()))
-            if choice.drafter != LOOKUP and not 1 <= choice.length <= limit:
+            drafter = _brief(choice.drafter)
+            if choice.drafter != LOOKUP and choice.length > limit:
                 raise PlanError(
-                    f"expected a table for {choice.drafter} up to {choice.length} tokens owed; got {limit} entries"
+                    f"expected a table for {drafter} up to {choice.length} tokens owed; got {limit} entries"
                 )
-            if owner in order and choice.drafter in order and order.index(choice.drafter) >= order.index(owner):
-                raise PlanError(f"expected {choice.drafter} to stand before {owner}, for which it drafts")
+            if owner in places and places.get(choice.drafter, -1) >= places[owner]:
+                raise PlanError(f"expected {drafter} to stand before {_brief(owner)}, for which it drafts")
 
     def _choices(self) -> Iterator[tuple[str, Choice]]:
         if self.draft is not None:
@@ -335,23 +395,95 @@ class Adaptive(Plan):
         return (*(name for name in order if name in used), self.model)
 
 
-def _refuse_repeats(level: Level) -> None:
-    """Refuse a model that would draft, at any depth, for itself."""
+def _brief(name: str, *, limit: int = 60) -> str:
+    """Return a name as messages show it."""
+    return name if len(name) <= limit else f"{name[:limit]}..."
 
-    def descend(node: Level, above: tuple[str, ...]) -> None:
-        if node.model in above:
-            raise PlanError(f"expected {node.model} at most once in a stack; it would draft for itself")
-        for segment in node.row:
-            descend(segment.level, (*above, node.model))
 
-    descend(level, ())
+def _require_name(value: object, what: str) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise PlanError(f"expected {what}; got {excerpt(value)}")
+    if len(value) > LONGEST_NAME:
+        raise PlanError(f"expected {what} of at most {LONGEST_NAME} characters; got {len(value)}: {excerpt(value)}")
+    unprintable = _UNPRINTABLE.search(value)
+    if unprintable is not None:
+        raise PlanError(f"expected {what} without control characters; got {unprintable[0]!a} in {excerpt(value)}")
+
+
+def _require_length(value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise PlanError(f"expected {what}; got {excerpt(value)}")
+    if value > LONGEST_DRAFT:
+        raise PlanError(f"expected {what} and at most {LONGEST_DRAFT}; got {excerpt(value)}")
+
+
+def _real(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise PlanError(f"expected {what}; got {excerpt(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.nan
+    if math.isnan(number):
+        raise PlanError(f"expected {what}; got {excerpt(value)}")
+    return number
+
+
+def _row_of(value: object) -> tuple[Segment, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise PlanError(f"expected a row of segments; got {excerpt(value)}")
+    for segment in value:
+        if not isinstance(segment, Segment):
+            raise PlanError(f"expected a Segment in a row; got {excerpt(segment)}")
+    return tuple(value)
+
+
+def _tables_of(value: object) -> tuple[tuple[str, tuple[Choice | None, ...]], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise PlanError(f"expected tables as pairs of a drafter and its choices; got {excerpt(value)}")
+    pairs = []
+    for pair in value:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise PlanError(f"expected a table as a pair of a drafter and its choices; got {excerpt(pair)}")
+        name, table = pair
+        _require_name(name, "a model name as the drafter of a table")
+        if name == LOOKUP or not isinstance(table, Sequence) or isinstance(table, str):
+            raise PlanError(f"expected a table of choices of a language model; got {_brief(name)}: {excerpt(table)}")
+        for choice in table:
+            if choice is not None and not isinstance(choice, Choice):
+                raise PlanError(f"expected a Choice or None in the table of {_brief(name)}; got {excerpt(choice)}")
+        pairs.append((name, tuple(table)))
+    total = sum(len(table) for _, table in pairs)
+    if total > MOST_CHOICES:
+        raise PlanError(f"expected at most {MOST_CHOICES} entries in the tables of a plan; got {total}")
+    return tuple(pairs)
+
+
+def _shape_of(model: str, row: tuple[Segment, ...]) -> _Shape:
+    """Return the shape of a level, or refuse one that is too large or whose model would draft for itself."""
+    below = [segment.level._shape for segment in row]  # noqa: SLF001
+    depth = max((1 + shape.depth for shape in below), default=0)
+    segments = sum(1 + shape.segments for shape in below)
+    if depth >= MOST_LEVELS:
+        raise PlanError(f"expected at most {MOST_LEVELS} models above one another; {_brief(model)} stands above more")
+    if segments > MOST_SEGMENTS:
+        raise PlanError(f"expected at most {MOST_SEGMENTS} segments in a plan; got {segments} below {_brief(model)}")
+    if any(model in shape.names for shape in below):
+        raise PlanError(f"expected {_brief(model)} at most once in a stack; it would draft for itself")
+    held = 0
+    for segment in row:
+        asked = max(segment.length - held, 0) if segment.stop == "until" else segment.length
+        held += _longest_request(segment.level, asked, segment.stop)
+    return _Shape(frozenset({model}.union(*(shape.names for shape in below))), depth, segments, held)
 
 
 def _check_top(plan: Plan) -> Plan:
     if isinstance(plan, Level) and plan.model == LOOKUP:
         raise PlanError("expected a language model as the target; lookup only proposes")
     if isinstance(plan, Level) and plan.lenience != 1:
-        raise PlanError(f"expected no lenience on the target {plan.model}: its output law would change; put it below")
+        raise PlanError(
+            f"expected no lenience on the target {_brief(plan.model)}: its output law would change; put it below"
+        )
     return plan
 
 
@@ -460,11 +592,11 @@ def parse_plan(text: str) -> Plan:
     """
     if not isinstance(text, str):
         raise PlanError(f"expected a plan in notation, such as target(draft:5); got {type(text).__name__}")
+    if len(text) > LONGEST_TEXT:
+        raise PlanError(f"expected a plan of at most {LONGEST_TEXT} characters; got {len(text)}: {excerpt(text)}")
+    text = text.removeprefix("\ufeff")
     if text.lstrip().startswith("{"):
-        try:
-            return plan_from_json(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise PlanError(f"expected a plan in JSON; {error}") from error
+        return plan_from_json(parse_json(text, "a plan", error=PlanError))
     return _Parser(text).plan()
 
 
@@ -474,11 +606,13 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
+        self.depth = 0
+        self.segments = 0
 
     def plan(self) -> Plan:
         self._space()
         start = self.at
-        result: Plan = self._bild(start) if re.match(r"bild\s*\(", self.text[start:]) else self._level(start)
+        result: Plan = self._bild(start) if _BILD.match(self.text, start) else self._level(start)
         self._space()
         if self.at < len(self.text):
             self._fail("the end of the plan")
@@ -490,10 +624,14 @@ class _Parser:
         return self._build(start, lambda: Level(name, row, lenience))
 
     def _row(self) -> tuple[tuple[Segment, ...], float]:
-        segments: list[Segment] = []
-        lenience = 1.0
+        opening = self.at
         if not self._take("("):
-            return (), lenience
+            return (), 1.0
+        self.depth += 1
+        if self.depth >= MOST_LEVELS:
+            self._fail(f"at most {MOST_LEVELS} models above one another", opening)
+        segments: list[Segment] = []
+        lenience: float | None = None
         while True:
             self._space()
             start = self.at
@@ -501,23 +639,33 @@ class _Parser:
             if self._take("="):
                 if name != "lenience":
                     self._fail("a segment such as draft:5, or lenience=NUMBER", start)
+                if lenience is not None:
+                    self._fail("lenience once", start)
                 lenience = self._float()
             else:
                 segments.append(self._segment(name, start))
             if self._take(")"):
-                return tuple(segments), lenience
+                self.depth -= 1
+                return tuple(segments), 1.0 if lenience is None else lenience
             self._need(",", "a comma or a closing parenthesis")
 
     def _segment(self, name: str, start: int) -> Segment:
-        self._need(":", f"a draft length after {name}, such as {name}:5")
+        self.segments += 1
+        if self.segments > MOST_SEGMENTS:
+            self._fail(f"at most {MOST_SEGMENTS} segments in a plan", start)
+        shown = _brief(name)
+        self._need(":", f"a draft length after {shown}, such as {shown}:5")
         self._space()
         match = _LENGTH.match(self.text, self.at)
         if match is None or (match["until"] and match["suffix"]):
             self._fail("a draft length such as 5, 5+, 2x or ..14")
+        count = match["count"].lstrip("0")
+        if len(count) > len(str(LONGEST_DRAFT)):
+            self._fail(f"a draft length of at most {LONGEST_DRAFT}")
         self.at = match.end()
         stop = _STOP_OF_SIGN[match["until"] or match["suffix"]]
         row, lenience = self._row()
-        return self._build(start, lambda: Segment(Level(name, row, lenience), int(match["count"]), stop))
+        return self._build(start, lambda: Segment(Level(name, row, lenience), int(count or "0"), stop))
 
     def _bild(self, start: int) -> Bild:
         self.at += len("bild")
@@ -529,7 +677,11 @@ class _Parser:
             mark = self.at
             name = self._name()
             if self._take("="):
+                if name in options:
+                    self._fail(f"{name} once", mark)
                 options[name] = self._bild_option(name, mark)
+            elif len(names) == 2:
+                self._fail("two models, then options such as fallback=0.6", mark)
             else:
                 names.append(name)
             if self._take(")"):
@@ -544,7 +696,7 @@ class _Parser:
             return self._float()
         if name in ("max_draft", "stride"):
             number = self._float()
-            if number != int(number):
+            if not number.is_integer():
                 self._fail(f"a whole number for {name}", mark)
             return int(number)
         if name != "semantics":
@@ -556,8 +708,10 @@ class _Parser:
         if self.text[self.at : self.at + 1] == '"':
             try:
                 name, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
-            except json.JSONDecodeError:
-                self._fail("a closing quote")
+            except json.JSONDecodeError as error:
+                if error.msg.startswith("Unterminated"):
+                    self._fail("a closing quote")
+                self._fail(f"a name in quotes as JSON writes it ({error.msg})", error.pos)
             return str(name)
         match = _PLAIN_NAME.match(self.text, self.at)
         if match is None:
@@ -579,7 +733,7 @@ class _Parser:
         except PlanError as error:
             if "\n" in str(error):
                 raise
-            raise PlanError(f"{error}\n  {self.text}\n  {' ' * start}^") from error
+            raise PlanError(f"{error}\n{_pointed(self.text, start)}") from error
 
     def _space(self) -> None:
         while self.at < len(self.text) and self.text[self.at].isspace():
@@ -598,8 +752,27 @@ class _Parser:
 
     def _fail(self, expected: str, at: int | None = None) -> NoReturn:
         where = self.at if at is None else at
-        got = repr(self.text[where]) if where < len(self.text) else "the end"
-        raise PlanError(f"expected {expected}; got {got}\n  {self.text}\n  {' ' * where}^")
+        got = ascii(self.text[where]) if where < len(self.text) else "the end"
+        raise PlanError(f"expected {expected}; got {got}\n{_pointed(self.text, where)}")
+
+
+def _pointed(text: str, at: int) -> str:
+    """Return two lines: the text, or what of a long one stands around `at`, and a caret below it."""
+    first, last = (0, len(text)) if len(text) <= _WINDOW else (max(at - _WINDOW // 2, 0), at + _WINDOW // 2)
+    before = "  " + ("..." if first else "") + "".join(map(_visible, text[first:at]))
+    after = "".join(map(_visible, text[at:last])) + ("..." if last < len(text) else "")
+    return f"{before}{after}\n{' ' * sum(map(_columns, before))}^"
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else ascii(character)[1:-1]
+
+
+def _columns(character: str) -> int:
+    """Return how many columns of a terminal a printable character takes."""
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -643,36 +816,11 @@ def plan_from_json(value: Mapping[str, Any]) -> Plan:
     PlanError
         If the value is not a plan, or was written by a newer version.
     """
+    from hsdopt.plan_forms import plan_of  # noqa: PLC0415 -- loads pydantic, which notation does without
+
     if not isinstance(value, Mapping) or value.get("format") != _FORMAT:
         raise PlanError(f'expected a plan file with "format": "{_FORMAT}"; write one with hsdopt solve -o plan.json')
-    if value.get("version") != 1:
-        raise PlanError(f"expected plan version 1; got {value.get('version')!r}: use a newer hsdopt")
-    try:
-        return _check_top(_node_from_json(value["plan"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise PlanError(f"expected a complete plan in JSON; {type(error).__name__} at {error}") from error
-
-
-def _node_from_json(value: Mapping[str, Any]) -> Plan:
-    kind = value["kind"]
-    if kind == "level":
-        return _level_from_json(value)
-    if kind == "bild":
-        fields = {name: value[name] for name in ("large", "small", "fallback", "max_draft", "stride", "semantics")}
-        rollback = math.inf if value["rollback"] is None else value["rollback"]
-        return Bild(**fields, rollback=rollback)
-    if kind == "adaptive":
-        tables = tuple((name, tuple(map(_choice_from_json, table))) for name, table in value["tables"].items())
-        return Adaptive(value["model"], _choice_from_json(value["draft"]), tables)
-    raise PlanError(f"expected a plan of kind level, bild or adaptive; got {kind!r}")
-
-
-def _level_from_json(value: Mapping[str, Any]) -> Level:
-    row = tuple(
-        Segment(_level_from_json(segment["level"]), segment["length"], segment["stop"]) for segment in value["row"]
-    )
-    return Level(value["model"], row, value.get("lenience", 1.0))
-
-
-def _choice_from_json(value: Mapping[str, Any] | None) -> Choice | None:
-    return None if value is None else Choice(str(value["drafter"]), int(value["length"]))
+    version = value.get("version")
+    if isinstance(version, bool) or not isinstance(version, int) or version != 1:
+        raise PlanError(f"expected plan version 1; got {excerpt(version)}: use a newer hsdopt")
+    return _check_top(plan_of(value))

@@ -127,7 +127,10 @@ def test_a_parse_error_shows_the_text_a_caret_and_what_was_expected(text: str, e
         ({"format": "hsdopt-plan", "version": 2, "plan": {}}, "use a newer hsdopt"),
         ({"format": "hsdopt-plan", "version": 1}, "complete plan"),
         ({"format": "hsdopt-plan", "version": 1, "plan": {"kind": "tree"}}, "kind level, bild or adaptive"),
-        ({"format": "hsdopt-plan", "version": 1, "plan": {"kind": "level", "model": 3, "row": []}}, "a model name"),
+        (
+            {"format": "hsdopt-plan", "version": 1, "plan": {"kind": "level", "model": 3, "row": []}},
+            "a string at plan.model",
+        ),
     ],
 )
 def test_json_that_is_no_plan_is_refused(value: object, message: str) -> None:
