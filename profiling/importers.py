@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hsdopt.errors import MissingExtraError, WorkloadError
+from hsdopt.files import excerpt
 
 __all__ = ["DATASETS", "cnn_dailymail", "dataset_lines", "gsm8k", "iwslt2017", "xsum"]
 
@@ -54,7 +55,7 @@ def iwslt2017(row: Mapping[str, Any]) -> Line:
     """
     pair = row.get("translation")
     if not isinstance(pair, Mapping):
-        raise WorkloadError(f"expected a translation, got a row of {', '.join(row)}: is this another data set?")
+        raise WorkloadError(f"expected a translation, got a row of {_keys(row)}: is this another data set?")
     prompt = f"Translate from German into English: {_text(pair, 'de')}"
     return {"prompt": prompt, "reference": _text(pair, "en"), "task": "translation"}
 
@@ -139,6 +140,8 @@ def _converted(
 ) -> list[Line]:
     lines = []
     for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise WorkloadError(f"{name}, row {number}: expected an object, got {excerpt(row)}")
         try:
             line = convert(row)
         except _EmptyError:  # published splits have a few such rows
@@ -156,7 +159,12 @@ class _EmptyError(WorkloadError):
 def _text(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str):
-        raise WorkloadError(f"expected a text under {key!r}, got a row of {', '.join(row)}: is this another data set?")
+        raise WorkloadError(f"expected a text under {key!r}, got a row of {_keys(row)}: is this another data set?")
     if not value.strip():
         raise _EmptyError(f"expected some text under {key!r}, got none")
     return value.strip()
+
+
+def _keys(row: Mapping[str, Any], *, limit: int = 100) -> str:
+    text = ", ".join(key if isinstance(key, str) and key.isprintable() else excerpt(key) for key in row)
+    return text if len(text) <= limit else f"{text[:limit]}..."

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from hsdopt.errors import WorkloadError
+from hsdopt.files import LARGEST_DOCUMENT, excerpt, parse_json, read_document
 from hsdopt.profiling.importers import DATASETS, dataset_lines
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 BUILT_IN = ("mixed", "copy", "chat")
 """Names of the built-in evaluation sets."""
@@ -28,6 +29,9 @@ TRAINING = "training"
 
 DEFAULT_TASK = "default"
 """Task of a prompt whose file names none."""
+
+LARGEST_PROMPT_FILE = 256 * 2**20
+"""Bytes of the largest prompt file that is read."""
 
 Role = Literal["system", "user", "assistant"]
 
@@ -244,9 +248,8 @@ def load_workload(source: str | os.PathLike[str]) -> Workload:
         return Workload(str(source), _parse_json_lines(_decode(data, str(source)), str(source)))
     if source in DATASETS:
         lines = enumerate(dataset_lines(str(source)), 1)
-        return Workload(
-            str(source), tuple(_PromptLine.model_validate(line).to_prompt(number) for number, line in lines)
-        )
+        checked = (_validated(line, f"{source}, prompt {number}").to_prompt(number) for number, line in lines)
+        return Workload(str(source), tuple(checked))
     path = Path(source)
     text = _decode(_read(path), str(path))
     plain = path.suffix.lower() == ".txt"
@@ -351,7 +354,7 @@ class _PromptLine(BaseModel):
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_document(path, limit=LARGEST_PROMPT_FILE, error=WorkloadError)
     except FileNotFoundError:
         names = ", ".join(BUILT_IN)
         raise WorkloadError(
@@ -402,15 +405,18 @@ def _parse_json_lines(text: str, name: str) -> tuple[Prompt, ...]:
 
 
 def _parse_line(line: str, where: str) -> _PromptLine:
+    if len(line) > LARGEST_DOCUMENT:
+        raise WorkloadError(f"{where}: expected at most {LARGEST_DOCUMENT // 2**20} MiB in a line, got more")
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise WorkloadError(
-            f"{where}: expected one JSON object, got malformed JSON ({_fault(error)}); "
-            "plain text belongs in a .txt file"
-        ) from None
+        value = parse_json(line, where, error=WorkloadError)
+    except WorkloadError as error:
+        raise WorkloadError(f"{error}; plain text belongs in a .txt file") from None
     if not isinstance(value, dict):
         raise WorkloadError(f"{where}: expected a JSON object with prompt or messages, got {_shorten(line)}")
+    return _validated(value, where)
+
+
+def _validated(value: Mapping[str, Any], where: str) -> _PromptLine:
     try:
         return _PromptLine.model_validate(value)
     except ValidationError as error:
@@ -429,13 +435,7 @@ def _first_reason(error: ValidationError) -> str:
     if first["type"] == "missing":
         return f"expected {field}, got none"
     reason = _EXPECTED.get(first["type"], first["msg"].removeprefix("Input should be "))
-    return f"expected {field} to be {reason}, got {_shorten(ascii(first['input']))}"
-
-
-def _fault(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.colno}"
-    return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
+    return f"expected {field} to be {reason}, got {excerpt(first['input'], limit=40)}"
 
 
 def _describe(location: tuple[int | str, ...]) -> str:

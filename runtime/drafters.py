@@ -10,13 +10,15 @@ import copy
 import json
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import nn
 
 from hsdopt.errors import HsdoptError, ModelError
+from hsdopt.files import excerpt, read_json
 from hsdopt.runtime.builtin import quiet
 from hsdopt.runtime.heads import SubsetHead, shrink_head
 
@@ -129,6 +131,23 @@ def _leave_out(folder: Path, names: list[str]) -> None:
     safetensors.torch.save_file(kept, path, metadata={"format": "pt"})
 
 
+class _Shared(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    source: str
+    tensors: list[str]
+    left_out: bool = False
+
+
+class _Note(BaseModel):
+    """What is read of hsdopt.json; keys not named here are for people."""
+
+    model_config = ConfigDict(strict=True)
+
+    shared: _Shared | None = None
+    head_tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+
+
 def read_note(folder: Path) -> dict[str, Any]:
     """Return what hsdopt.json in a model folder says; nothing if there is none.
 
@@ -141,11 +160,22 @@ def read_note(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        note = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        note = read_json(path, error=ModelError)
+    except ModelError as error:
+        raise ModelError(f"{error}; align the drafter again") from error
+    except OSError as error:
         raise ModelError(f"expected a JSON object in {path}; {error}: align the drafter again") from error
     if not isinstance(note, dict):
         raise ModelError(f"expected a JSON object in {path}; got {type(note).__name__}: align the drafter again")
+    try:
+        _Note.model_validate(note)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ModelError(
+            f"expected {place} in {path} as hsdopt align writes it; got {excerpt(first['input'])}: "
+            "align the drafter again"
+        ) from None
     return note
 
 
@@ -166,10 +196,13 @@ def restored(network: PreTrainedModel, note: Mapping[str, Any], load: Callable[[
     ModelError
         If the source lacks a tensor that was left out.
     """
-    shared = note.get("shared", {})
+    shared = note.get("shared") or {}
     if shared.get("left_out"):
         _take(network, load(shared["source"]), shared["tensors"], shared["source"])
-    if "head_tokens" in note:
+    if note.get("head_tokens") is not None:
+        known = network.get_output_embeddings().weight.shape[0]
+        if max(note["head_tokens"]) >= known:
+            raise ModelError(f"expected head_tokens below {known} in {_NOTE}; got more: align the drafter again")
         head = shrink_head(network, note["head_tokens"]).get_output_embeddings()
         if head.whole.weight is not network.get_input_embeddings().weight:
             head.forget()

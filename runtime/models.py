@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from huggingface_hub import HfApi, snapshot_download
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from hsdopt.errors import InvalidArgumentError, ModelError
+from hsdopt.files import excerpt, read_json
 from hsdopt.profiles import Profile
 from hsdopt.runtime import builtin
 from hsdopt.runtime.calm import Confidence, with_exits
@@ -413,8 +413,11 @@ def _is_whole(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return any(folder.glob("*.safetensors"))
-    shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    return all((folder / shard).exists() for shard in shards)
+    value = read_json(index, error=ModelError)
+    files = value.get("weight_map") if isinstance(value, dict) else None
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ModelError(f"expected an object weight_map from tensors to files in {index}; got {excerpt(files)}")
+    return all((folder / name).exists() for name in set(files.values()))
 
 
 def _kinds() -> str:

@@ -255,10 +255,10 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: Path) -> None:
 
 USER = {"role": "user", "content": "Hi"}
 WRONG_LINES = [
-    ('{"prompt": "x"', "expected one JSON object, got malformed JSON (Expecting ',' delimiter at column 15)"),
+    ('{"prompt": "x"', "Expecting ',' delimiter: line 1 column 15 (char 14)"),
     ("Say hello.", "plain text belongs in a .txt file"),
-    ("[" * 100_000, "got malformed JSON (nested too deeply)"),
-    ('{"id": ' + "9" * 5000 + "}", "got malformed JSON (a number with too many digits)"),
+    ("[" * 100_000, "it is nested too deeply"),
+    ('{"id": ' + "9" * 5000 + "}", "Exceeds the limit (4300 digits) for integer string conversion"),
     ('["prompt"]', 'expected a JSON object with prompt or messages, got ["prompt"]'),
     ("{}", "expected either prompt or messages, got neither"),
     ({"prompt": "x", "messages": [USER]}, "expected either prompt or messages, got both"),

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.cli.common import status
+from hsdopt.errors import HsdoptError
+from hsdopt.files import read_json
 
 if TYPE_CHECKING:
     import torch
@@ -50,10 +52,10 @@ def kept_of_target(request: Request, kept: tuple[int, ...]) -> tuple[int, ...] |
     if request.small is None:
         return kept
     try:
-        record = json.loads((Path(request.small) / _RECORD).read_text(encoding="utf-8"))
+        record = read_json(Path(request.small) / _RECORD)
         below = record["layers"] if record["target"] == request.target else None
         return None if below is None else tuple(int(below[layer]) for layer in kept)
-    except (OSError, ValueError, KeyError, TypeError, IndexError):  # a model from elsewhere
+    except (OSError, HsdoptError, ValueError, KeyError, TypeError, IndexError):  # a model from elsewhere
         return None
 
 

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError, PlanError
+from hsdopt.files import excerpt, read_json
 
 if TYPE_CHECKING:
     from hsdopt.plan import Plan
@@ -119,19 +120,23 @@ def load_profile(path: Path) -> Profile:
 
 def load_plan(text: str) -> Plan:
     """Return the plan that `text` writes, or that the JSON file of that name holds."""
-    from hsdopt.plan import parse_plan, plan_from_json
+    from hsdopt.plan import LONGEST_TEXT, parse_plan, plan_from_json
 
     path = Path(text)
     if path.suffix != ".json":
         return parse_plan(text)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path, limit=LONGEST_TEXT, error=PlanError)
     except FileNotFoundError:
         raise PlanError(
             f"expected a plan file at {path}; there is no such file: write one with hsdopt solve -o"
         ) from None
-    except (OSError, ValueError) as error:
-        raise PlanError(f"expected a plan in JSON at {path}; {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise PlanError(f"expected a plan in JSON at {path}; {error.strerror or error}") from error
+    except ValueError as error:
+        if isinstance(error, PlanError):
+            raise
+        raise PlanError(f"expected a plan file at a path; got {excerpt(text)}") from error
     return plan_from_json(value.get("plan_file", value) if isinstance(value, dict) else value)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from hsdopt.errors import HsdoptError, InvalidArgumentError
+from hsdopt.files import excerpt, read_json
 
 __all__ = ["Place", "refuse_both"]
 
@@ -73,9 +74,11 @@ class Place:
         if not self.resume or self._mark.exists() or not self.report.exists():
             return None
         try:
-            report = dict(json.loads(self.report.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
-            raise HsdoptError(f"expected a report in {self.report}; {error}: replace it with --force") from error
+            report = read_json(self.report)
+        except HsdoptError as error:
+            raise HsdoptError(f"{error}; replace the report with --force") from error
+        if not isinstance(report, dict) or not isinstance(report.get("provenance", {}), dict):
+            raise HsdoptError(f"expected a report in {self.report}; got {excerpt(report)}: replace it with --force")
         self._require_same(report, json.loads(json.dumps(asked)))
         typer.echo(f"{self.report} is complete already; --force measures afresh", err=True)
         return report

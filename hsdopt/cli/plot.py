@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from hsdopt.cli.common import load_profile, output_folder, print_json, require_extra
 from hsdopt.errors import HsdoptError
+from hsdopt.files import excerpt, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,17 +55,25 @@ def plot(
 def _report(path: Path) -> dict[str, Any] | None:
     """Return the report at `path`, or None if what is there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path)
     except FileNotFoundError:
         raise HsdoptError(f"expected a profile or a report.json at {path}; there is no such file") from None
-    except ValueError as error:
-        raise HsdoptError(f"expected a profile or a report.json at {path}; {error}") from error
-    return value if isinstance(value, dict) and {"plans", "summary"} <= value.keys() else None
+    if not isinstance(value, dict):
+        raise HsdoptError(f"expected a profile or a report.json at {path}; got {excerpt(value)}")
+    return value if {"plans", "summary"} <= value.keys() else None
 
 
 def _of_report(draw: Any, report: dict[str, Any], profile: Any, path: Path) -> Mapping[str, Figure]:  # noqa: ANN401
     try:
         figures: Mapping[str, Figure] = draw(report, profile)
-    except (KeyError, TypeError) as error:
+    except KeyError as error:
         raise HsdoptError(f"expected a report.json as hsdopt validate writes it; {path} lacks {error}") from error
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+        raise HsdoptError(
+            f"expected a report.json as hsdopt validate writes it; {path} has other values ({_first_line(error)})"
+        ) from error
     return figures
+
+
+def _first_line(error: Exception) -> str:
+    return excerpt(next(iter(str(error).splitlines()), type(error).__name__), limit=100)

@@ -12,6 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.errors import HsdoptError
+from hsdopt.files import read_json
 from hsdopt.profiles import atomic_write
 from hsdopt.report.answer import answer_section, headline, regret_section, tiles_section
 from hsdopt.report.details import (
@@ -127,7 +128,7 @@ def _save_figures(figures: Mapping[str, Figure], folder: Path) -> tuple[Path, ..
 def _read_quality(path: Path) -> dict[str, Any] | None:
     """Return what quality.json says; None if there is none, or it is not as `hsdopt quality` writes it."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        value = read_json(path)
+    except (OSError, HsdoptError):
         return None
     return value if isinstance(value, dict) and value.get("format") == "hsdopt-quality" else None
