@@ -408,9 +408,11 @@ def _parse_line(line: str, where: str) -> _PromptLine:
     if len(line) > LARGEST_DOCUMENT:
         raise WorkloadError(f"{where}: expected at most {LARGEST_DOCUMENT // 2**20} MiB in a line, got more")
     try:
-        value = parse_json(line, where, error=WorkloadError)
+        value = parse_json(line, "the line", error=WorkloadError)
     except WorkloadError as error:
-        raise WorkloadError(f"{error}; plain text belongs in a .txt file") from None
+        raise WorkloadError(
+            f"{where}: expected one JSON object, got none ({error}); plain text belongs in a .txt file"
+        ) from None
     if not isinstance(value, dict):
         raise WorkloadError(f"{where}: expected a JSON object with prompt or messages, got {_shorten(line)}")
     return _validated(value, where)

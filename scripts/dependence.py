@@ -26,6 +26,7 @@ import numpy as np
 
 from hsdopt.acceptance import Strays
 from hsdopt.costs import CostCurve
+from hsdopt.files import parse_json
 from hsdopt.latency import expected_latency
 from hsdopt.plan import LOOKUP, Plan, parse_plan
 from hsdopt.profiles import Profile, Setting
@@ -143,7 +144,7 @@ def _runs(path: Path, cases: Sequence[Case], models: Mapping[str, Any], study: S
     from hsdopt.runtime.model import Model  # noqa: PLC0415
 
     path.touch()
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    lines = [parse_json(line, str(path)) for line in path.read_text(encoding="utf-8").splitlines()]
     logs = {(line["plan"], line["prompt"]): [Event(**event) for event in line["events"]] for line in lines}
     wanted = [(text, case) for case in cases for text in (study.plans if case.held_out else study.measured)]
     for text, case in wanted:

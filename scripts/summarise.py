@@ -5,12 +5,13 @@ Usage: python scripts/summarise.py NAME=FOLDER [NAME=FOLDER ...]
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import Any
+
+from hsdopt.files import read_json
 
 SUMMARY = (
     "workload",
@@ -55,7 +56,7 @@ def main(*arguments: str) -> None:
     reports = {}
     for argument in arguments:
         name, _, folder = argument.partition("=")
-        reports[name] = json.loads((Path(folder) / "report.json").read_text(encoding="utf-8"))
+        reports[name] = read_json(Path(folder) / "report.json")
     columns = [_summary(name, report) for name, report in reports.items()]
     heading, *facts = zip(SUMMARY, *columns, strict=True)
     lines = _table(heading, facts)

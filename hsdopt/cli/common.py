@@ -125,18 +125,19 @@ def load_plan(text: str) -> Plan:
     path = Path(text)
     if path.suffix != ".json":
         return parse_plan(text)
+    shown = text if text.isprintable() and len(text) <= 300 else excerpt(text)
     try:
         value = read_json(path, limit=LONGEST_TEXT, error=PlanError)
     except FileNotFoundError:
         raise PlanError(
-            f"expected a plan file at {path}; there is no such file: write one with hsdopt solve -o"
+            f"expected a plan file at {shown}; there is no such file: write one with hsdopt solve -o"
         ) from None
     except OSError as error:
-        raise PlanError(f"expected a plan in JSON at {path}; {error.strerror or error}") from error
+        raise PlanError(f"expected a plan in JSON at {shown}; {error.strerror or error}") from error
     except ValueError as error:
         if isinstance(error, PlanError):
             raise
-        raise PlanError(f"expected a plan file at a path; got {excerpt(text)}") from error
+        raise PlanError(f"expected the path of a plan file; got {shown}") from error
     return plan_from_json(value.get("plan_file", value) if isinstance(value, dict) else value)
 
 

@@ -76,7 +76,9 @@ class Place:
         try:
             report = read_json(self.report)
         except HsdoptError as error:
-            raise HsdoptError(f"{error}; replace the report with --force") from error
+            raise HsdoptError(
+                f"expected a report in {self.report}; got none ({error}): replace it with --force"
+            ) from error
         if not isinstance(report, dict) or not isinstance(report.get("provenance", {}), dict):
             raise HsdoptError(f"expected a report in {self.report}; got {excerpt(report)}: replace it with --force")
         self._require_same(report, json.loads(json.dumps(asked)))
@@ -92,6 +94,26 @@ class Place:
                 f"{_short(asked[what])}: repeat its options to see it, name another folder with -o, or replace it with "
                 "--force"
             )
+
+    @contextmanager
+    def showing(self) -> Iterator[None]:
+        """Turn what a report from elsewhere lacks into one line; a report just made lacks nothing.
+
+        Raises
+        ------
+        HsdoptError
+            If the report is not as its command writes it.
+        """
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
+            if isinstance(error, HsdoptError | UnicodeError):  # also of a terminal without the letters
+                raise
+            fault = f"{type(error).__name__} at {excerpt(str(error))}"
+            raise HsdoptError(
+                f"expected a report in {self.report} as this command writes it; got another ({fault}): "
+                "replace it with --force"
+            ) from error
 
     @contextmanager
     def replacing(self, *, force: bool) -> Iterator[None]:

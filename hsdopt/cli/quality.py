@@ -113,10 +113,11 @@ def quality(
             models = load_models(_only(profiled, plans), device=where, trust_remote_code=trust_remote_code)
             report = _measured(_foreseen(stored, profiled), models, workload, plans, place, asked=asked, device=where)
             _write(report, place)
-    if as_json:
-        print_json(report)
-    else:
-        show(report, place.folder, predicted=predicted)
+    with place.showing():
+        if as_json:
+            print_json(report)
+        else:
+            show(report, place.folder, predicted=predicted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,8 +109,9 @@ def validate(
                 device=where,
                 remote=trust_remote_code,
             )
-    _print(report, place.folder, as_json=as_json)
-    _check_error(report, max_error)
+    with place.showing():
+        _print(report, place.folder, as_json=as_json)
+        _check_error(report, max_error)
 
 
 def _validated(

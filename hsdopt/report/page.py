@@ -131,4 +131,10 @@ def _read_quality(path: Path) -> dict[str, Any] | None:
         value = read_json(path)
     except (OSError, HsdoptError):
         return None
-    return value if isinstance(value, dict) and value.get("format") == "hsdopt-quality" else None
+    if not isinstance(value, dict) or value.get("format") != "hsdopt-quality":
+        return None
+    try:
+        quality_section(value)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError):
+        return None
+    return value
