@@ -88,8 +88,12 @@ class _AdaptiveForm(_Form):
     tables: dict[_Name, list[_ChoiceForm | None]]
 
     def plan(self) -> Adaptive:
-        tables = tuple((name, tuple(form and form.plan() for form in table)) for name, table in self.tables.items())
-        return Adaptive(self.model, self.draft and self.draft.plan(), tables)
+        tables = tuple((name, tuple(map(_choice_of, table))) for name, table in self.tables.items())
+        return Adaptive(self.model, _choice_of(self.draft), tables)
+
+
+def _choice_of(form: _ChoiceForm | None) -> Choice | None:
+    return None if form is None else form.plan()
 
 
 class _File(_Form):

@@ -225,8 +225,6 @@ def test_a_text_is_read_as_its_bytes_are() -> None:
     assert parse_json("\ufeff[1]", "it") == parse_json(b"\xef\xbb\xbf[1]", "it") == [1]
 
 
-@pytest.mark.parametrize(
-    "path", ["a\0.json", "x" * 100_000 + ".json", "\n.json", "\ud800.json", "none.json", "/.json/.json"]
-)
+@pytest.mark.parametrize("path", ["a\0.json", "x" * 100_000 + ".json", "\n.json", "\ud800.json", "none.json"])
 def test_a_path_that_cannot_be_is_one_line(path: str) -> None:
     one_line(lambda: load_plan(path))
