@@ -13,8 +13,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from numbers import Real
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from hsdopt.errors import PlanError
 from hsdopt.files import excerpt, parse_json
@@ -161,17 +162,17 @@ class Segment:
             raise PlanError(f"expected a Level as the drafter of a segment; got {excerpt(self.level)}")
         if not isinstance(self.stop, str) or self.stop not in _SUFFIX:
             raise PlanError(f"expected a convention out of {', '.join(_SUFFIX)}; got {excerpt(self.stop)}")
-        model = _brief(self.level.model)
-        _require_length(self.length, f"a draft length of at least 1 for {model}")
+        if not _is_length(self.length):
+            _refuse_length(self.length, f"a draft length of at least 1 for {_brief(self.level.model)}")
         if self.stop in ("overshoot", "rounds") and not self.level.row:
+            model = _brief(self.level.model)
             raise PlanError(
                 f"expected a drafter below {model}, as in {model}:{self.length}+(small:3); "
                 f"without one it passes up exactly {self.length} tokens: write {model}:{self.length}"
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What is known of a level from what is known of the levels below it, so that no level walks its whole tree."""
 
     names: frozenset[str]
@@ -289,8 +290,8 @@ class Bild(Plan):
         if not self.rollback >= 0:
             raise PlanError(f"expected rollback of at least 0 (inf turns it off); got {self.rollback}")
         for name, value in (("max_draft", self.max_draft), ("stride", self.stride)):
-            if value is not None:
-                _require_length(value, f"{name} of at least 1")
+            if value is not None and not _is_length(value):
+                _refuse_length(value, f"{name} of at least 1")
         if not isinstance(self.semantics, str) or self.semantics not in ("paper", "reference"):
             raise PlanError(f"expected semantics paper or reference; got {excerpt(self.semantics)}")
 
@@ -320,7 +321,8 @@ class Choice:
     def __post_init__(self) -> None:
         """Refuse lengths and names that mean nothing."""
         _require_name(self.drafter, "a model name as the drafter of a choice")
-        _require_length(self.length, f"a draft length of at least 1 for {_brief(self.drafter)}")
+        if not _is_length(self.length):
+            _refuse_length(self.length, f"a draft length of at least 1 for {_brief(self.drafter)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +402,14 @@ def _brief(name: str, *, limit: int = 60) -> str:
     return name if len(name) <= limit else f"{name[:limit]}..."
 
 
+@lru_cache(maxsize=1024)  # plans are built by the thousand of a few names
+def _is_name(value: str) -> bool:
+    return bool(value.strip()) and len(value) <= LONGEST_NAME and _UNPRINTABLE.search(value) is None
+
+
 def _require_name(value: object, what: str) -> None:
+    if isinstance(value, str) and _is_name(value):
+        return
     if not isinstance(value, str) or not value.strip():
         raise PlanError(f"expected {what}; got {excerpt(value)}")
     if len(value) > LONGEST_NAME:
@@ -410,14 +419,18 @@ def _require_name(value: object, what: str) -> None:
         raise PlanError(f"expected {what} without control characters; got {unprintable[0]!a} in {excerpt(value)}")
 
 
-def _require_length(value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"expected {what}; got {excerpt(value)}")
-    if value > LONGEST_DRAFT:
-        raise PlanError(f"expected {what} and at most {LONGEST_DRAFT}; got {excerpt(value)}")
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LONGEST_DRAFT
+
+
+def _refuse_length(value: object, what: str) -> NoReturn:
+    bound = f" and at most {LONGEST_DRAFT}" if isinstance(value, int) and value > LONGEST_DRAFT else ""
+    raise PlanError(f"expected {what}{bound}; got {excerpt(value)}")
 
 
 def _real(value: object, what: str) -> float:
+    if type(value) is float and value == value:  # noqa: PLR0124 -- the common case, and no NaN
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise PlanError(f"expected {what}; got {excerpt(value)}")
     try:
@@ -430,7 +443,7 @@ def _real(value: object, what: str) -> float:
 
 
 def _row_of(value: object) -> tuple[Segment, ...]:
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    if not isinstance(value, (tuple, list)):
         raise PlanError(f"expected a row of segments; got {excerpt(value)}")
     for segment in value:
         if not isinstance(segment, Segment):
@@ -461,8 +474,10 @@ def _tables_of(value: object) -> tuple[tuple[str, tuple[Choice | None, ...]], ..
 
 def _shape_of(model: str, row: tuple[Segment, ...]) -> _Shape:
     """Return the shape of a level, or refuse one that is too large or whose model would draft for itself."""
+    if not row:
+        return _Shape(frozenset({model}), 0, 0, 0)
     below = [segment.level._shape for segment in row]  # noqa: SLF001
-    depth = max((1 + shape.depth for shape in below), default=0)
+    depth = 1 + max(shape.depth for shape in below)
     segments = sum(1 + shape.segments for shape in below)
     if depth >= MOST_LEVELS:
         raise PlanError(f"expected at most {MOST_LEVELS} models above one another; {_brief(model)} stands above more")
@@ -474,7 +489,7 @@ def _shape_of(model: str, row: tuple[Segment, ...]) -> _Shape:
     for segment in row:
         asked = max(segment.length - held, 0) if segment.stop == "until" else segment.length
         held += _longest_request(segment.level, asked, segment.stop)
-    return _Shape(frozenset({model}.union(*(shape.names for shape in below))), depth, segments, held)
+    return _Shape(frozenset((model,)).union(*[shape.names for shape in below]), depth, segments, held)
 
 
 def _check_top(plan: Plan) -> Plan:
