@@ -9,18 +9,12 @@ derived can go stale.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
-import os
-import tempfile
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from hsdopt.acceptance import Acceptance, Strays, Traces
 from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
+from hsdopt.files import excerpt, parse_json, prepared, read_document, require_regular
 from hsdopt.plan import LOOKUP, Plan
+from hsdopt.traces_file import compressed, pack_traces, read_arrays, sha256, unpack_traces
 
-__all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "Shape", "atomic_write"]
+__all__ = ["SCHEMA", "ModelInfo", "Profile", "Setting", "Shape", "traces_path"]
 
 SCHEMA = 1
 """The version of the profile's schema that this code writes and reads."""
@@ -44,10 +40,11 @@ DEFAULT_MAX_LENGTH = 32
 
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Name = Annotated[str, Field(min_length=1)]
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Shape(_Record):
@@ -110,10 +107,10 @@ class ModelInfo(_Record):
     """
 
     source: str
-    kind: str = "transformers"
+    kind: Literal["transformers", "lookup"] = "transformers"
     parameters: int = Field(default=0, ge=0)
     bytes: int = Field(default=0, ge=0)
-    context: int | None = None
+    context: int | None = Field(default=None, ge=1)
     tokenizer: str = ""
     dtype: str = ""
     device: str = "cpu"
@@ -138,9 +135,9 @@ class _Sample(_Record):
     tokens: int = Field(ge=1)
     context: int = Field(ge=0)
     batch: int = Field(default=1, ge=1)
-    seconds: list[float] = Field(min_length=1)
-    median: float = 0.0
-    spread: float = 0.0
+    seconds: list[_Seconds] = Field(min_length=1)
+    median: _Seconds = 0.0
+    spread: _Seconds = 0.0
 
 
 class _Strays(_Record):
@@ -152,12 +149,12 @@ class _Strays(_Record):
 class _File(_Record):
     schema_version: int = Field(alias="schema")
     target: str
-    models: dict[str, ModelInfo]
+    models: dict[_Name, ModelInfo]
     setting: Setting
     provenance: dict[str, Any]
     costs: list[_Sample]
     switches: dict[str, _Seconds] = {}
-    overhead: dict[str, float] = {}
+    overhead: dict[str, _Seconds] = {}
     counts: dict[str, Any] = {}
     strays: list[_Strays] = []
     traces_sha256: str | None = None
@@ -357,26 +354,27 @@ class Profile:
             If a file cannot be written (a full disk, a missing folder); what stood there before is kept.
         """
         path = Path(path)
+        require_regular(path, "a profile, which keeps its traces beside it")
         by_hand = [name for name in self.costs if name not in self.samples]
         if by_hand or self.acceptances:
             raise ProfileError(
                 f"expected a measured profile to save; numbers of {', '.join(by_hand) or self.target} were given by "
                 "hand, and files hold measurements only"
             )
-        arrays = {**_pack_traces(self.traces), **{f"lookup/{key}": value for key, value in self.lookup.items()}}
+        arrays = {**pack_traces(self.traces), **{f"lookup/{key}": value for key, value in self.lookup.items()}}
         try:
-            traces = _compressed(arrays)
-            stored = _to_file(self).model_copy(update={"traces_sha256": _sha256(traces)})
+            traces = compressed(arrays)
+            stored = _to_file(self).model_copy(update={"traces_sha256": sha256(traces)})
             # numbers as the json module writes them, so that they read as they stood in the journal
             text = json.dumps(stored.model_dump(mode="json", by_alias=True), indent=1)
-            with _prepared(path, lambda stream: stream.write(text.encode())) as profile:
+            with prepared(path, lambda stream: stream.write(text.encode())) as put:
                 if traces is None:
-                    profile.replace(path)
+                    put()
                     traces_path(path).unlink(missing_ok=True)
                 else:
-                    with _prepared(traces_path(path), lambda stream: stream.write(traces)) as beside:
-                        beside.replace(traces_path(path))
-                        profile.replace(path)
+                    with prepared(traces_path(path), lambda stream: stream.write(traces)) as put_traces:
+                        put_traces()
+                        put()
         except OSError as error:
             raise ProfileError(
                 f"cannot write {path}: {error.strerror or error}; free some space or choose another -o"
@@ -394,7 +392,11 @@ class Profile:
         path = Path(path)
         stored = _read(path)
         curves, samples = _curves(stored, path)
-        arrays = _read_arrays(traces_path(path), stored)
+        beside = traces_path(path)
+        # files of older versions name no traces, but count them
+        arrays = read_arrays(
+            beside, stored.traces_sha256, expected=stored.traces_sha256 is not None or bool(stored.counts)
+        )
         lookup = {key.removeprefix("lookup/"): value for key, value in arrays.items() if key.startswith("lookup/")}
         return cls(
             stored.target,
@@ -402,7 +404,13 @@ class Profile:
             models=dict(stored.models),
             setting=stored.setting,
             samples=samples,
-            traces=_unpack_traces(arrays, path),
+            traces=unpack_traces(
+                arrays,
+                beside,
+                target=stored.target,
+                verifiers=tuple(name for name, info in stored.models.items() if info.kind != LOOKUP),
+                greedy=stored.setting.temperature == 0,
+            ),
             lookup=lookup,
             overhead=stored.overhead,
             strays=_unpack_strays(stored, path),
@@ -421,45 +429,13 @@ def _fixed(samples: Sequence[CostSample]) -> CostCurve:
 
 
 def traces_path(path: Path) -> Path:
-    """Return where the traces of the profile at `path` lie."""
+    """Return where the traces of the profile at `path` lie: beside it, or beside the file that a link leads to."""
+    beside = _beside(path)
+    return _beside(path.resolve()) if path.is_symlink() and not beside.exists() else beside
+
+
+def _beside(path: Path) -> Path:
     return path.with_name(path.name.removesuffix(".json") + ".traces.npz")
-
-
-def atomic_write(path: Path, write: Callable[[Any], object]) -> None:
-    """Let `write` fill a new file, then put it in the place of `path` in one step."""
-    with _prepared(path, write) as whole:
-        whole.replace(path)
-
-
-@contextmanager
-def _prepared(path: Path, write: Callable[[Any], object]) -> Iterator[Path]:
-    """Let `write` fill a new file beside `path`, safe on disk; yield it, and delete it unless it was moved."""
-    handle, name = tempfile.mkstemp(prefix=path.name + ".", suffix=".part", dir=path.parent)
-    whole = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            write(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        whole.chmod(0o666 & ~mask)  # temporary files are private; this one is not
-        yield whole
-    finally:
-        whole.unlink(missing_ok=True)
-
-
-def _compressed(arrays: Mapping[str, NDArray[Any]]) -> bytes | None:
-    """Return the bytes of a traces file; None if there is nothing to write."""
-    if not arrays:
-        return None
-    stream = io.BytesIO()
-    np.savez_compressed(stream, allow_pickle=False, **arrays)
-    return stream.getvalue()
-
-
-def _sha256(data: bytes | None) -> str | None:
-    return None if data is None else hashlib.sha256(data).hexdigest()
 
 
 def _to_file(profile: Profile) -> _File:
@@ -526,34 +502,52 @@ def _counts(profile: Profile) -> dict[str, Any]:
 
 def _read(path: Path) -> _File:
     try:
-        text = path.read_text(encoding="utf-8")
+        data = read_document(path, error=ProfileError)
     except FileNotFoundError:
         raise ProfileError(
             f"expected a profile at {path}; there is no such file: make one with hsdopt profile"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ProfileError(f"expected a readable profile at {path}; {error}") from error
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ProfileError(f"expected JSON in {path}; {error}: was it cut short?") from error
+    value = parse_json(data, str(path), error=ProfileError)
     version = value.get("schema") if isinstance(value, dict) else None
-    if version != SCHEMA:
-        raise ProfileError(f"expected schema {SCHEMA} in {path}; got {version!r}: profile again, or use another hsdopt")
+    if version != SCHEMA or isinstance(version, bool):
+        raise ProfileError(
+            f"expected schema {SCHEMA} in {path}; got {excerpt(version)}: profile again, or use another hsdopt"
+        )
     try:
-        return _File.model_validate_json(text)
+        # the JSON mode of pydantic reads pairs as tuples; the text is known to be sound
+        stored = _File.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        found = repr(first.get("input"))
-        raise ProfileError(f"{path}, field {where}: {first['msg'].lower()}; got {found[:60]}") from error
+        raise ProfileError(
+            f"{path}, field {where}: {first['msg'].lower()}; got {excerpt(first.get('input'))}"
+        ) from error
+    _require_names(stored, path)
+    return stored
+
+
+def _require_names(stored: _File, path: Path) -> None:
+    """Refuse a profile whose fields do not speak of one set of models."""
+    known = ", ".join(stored.models) or "none"
+    if stored.target not in stored.models or stored.models[stored.target].kind == LOOKUP:
+        raise ProfileError(f"{path}, field target: expected a language model out of {known}; got {stored.target}")
+    named = [("costs", sample.model) for sample in stored.costs] + [("switches", name) for name in stored.switches]
+    named += [("strays", name) for entry in stored.strays for name in (entry.drafter, entry.verifier)]
+    for name in (name for name, info in stored.models.items() if (info.kind == LOOKUP) != (name == LOOKUP)):
+        raise ProfileError(
+            f"{path}, field models.{name}.kind: expected lookup under the name lookup and there alone;"
+            f" got {stored.models[name].kind}"
+        )
+    for field_name, name in named:
+        if name not in stored.models:
+            raise ProfileError(f"{path}, field {field_name}: expected a model out of {known}; got {name}")
 
 
 def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, tuple[CostSample, ...]]]:
     samples: dict[str, list[CostSample]] = {name: [] for name in stored.models}
     for s in stored.costs:
-        if s.model not in samples:
-            raise ProfileError(f"{path}, field costs: expected a model out of {', '.join(samples)}; got {s.model}")
         samples[s.model].append(CostSample(s.tokens, s.context, tuple(s.seconds), s.batch))
     curves = {}
     for name, taken in samples.items():
@@ -567,73 +561,3 @@ def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, 
         except InvalidArgumentError as error:
             raise ProfileError(f"{path}, field costs of {name}: {error}; finish it with --resume") from error
     return curves, {name: tuple(taken) for name, taken in samples.items()}
-
-
-def _read_arrays(path: Path, stored: _File) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the traces file that `stored` was saved with; files of older versions name none."""
-    expected = stored.traces_sha256 is not None or bool(stored.counts)
-    try:
-        data = path.read_bytes()
-        if stored.traces_sha256 not in (None, _sha256(data)):
-            raise ProfileError(
-                f"expected the traces that this profile was saved with in {path}; got others: "
-                "put its own .traces.npz there, or profile again"
-            )
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-            return {key: arrays[key] for key in arrays.files}
-    except FileNotFoundError:
-        if not expected:
-            return {}
-        raise ProfileError(
-            f"expected the profile's traces in {path}; there is no such file: keep the two files together"
-        ) from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, KeyError) as error:
-        raise ProfileError(f"expected traces written by hsdopt in {path}; {error}") from error
-
-
-_PLAIN = ("tokens", "prompt", "context", "proposed")
-_BY_MODEL = ("choice", "probability", "top", "lookup_accepted")
-_BY_PAIR = ("surprise", "overlap", "ratio")
-
-
-def _pack_traces(traces: Traces | None) -> dict[str, NDArray[Any]]:
-    """Return the traces as flat arrays; mapping keys become path-like names."""
-    if traces is None:
-        return {}
-    packed: dict[str, NDArray[Any]] = {
-        name: getattr(traces, name) for name in _PLAIN if getattr(traces, name) is not None
-    }
-    for name in (*_BY_MODEL, *_BY_PAIR):
-        for index, (key, values) in enumerate(getattr(traces, name).items()):
-            packed[f"{name}/{index}"] = values
-            packed[f"{name}/{index}/key"] = np.array(key if isinstance(key, tuple) else (key,))
-    return packed
-
-
-def _unpack_traces(arrays: Mapping[str, NDArray[Any]], path: Path) -> Traces | None:
-    if "tokens" not in arrays:
-        return None
-    mappings: dict[str, Any] = {name: {} for name in (*_BY_MODEL, *_BY_PAIR)}
-    for full, values in arrays.items():
-        name, _, rest = full.partition("/")
-        if name in mappings and rest.isdigit():
-            if values.shape != arrays["tokens"].shape:
-                raise ProfileError(
-                    f"{traces_path(path)}, {full}: expected {arrays['tokens'].shape} entries; got {values.shape}"
-                )
-            key = tuple(str(part) for part in arrays[full + "/key"])
-            mappings[name][key if name in _BY_PAIR else key[0]] = values
-    try:
-        fields: dict[str, Any] = {name: arrays[name] for name in _PLAIN if name in arrays}
-        return Traces(**fields, **mappings)
-    except TypeError as error:
-        raise ProfileError(f"{traces_path(path)}: expected complete traces; {error}") from error
-
-
-def merge_samples(samples: Iterable[CostSample]) -> tuple[CostSample, ...]:
-    """Return one sample per kind of pass, timings of equal kinds joined in order."""
-    joined: dict[tuple[int, int, int], tuple[float, ...]] = {}
-    for s in samples:
-        key = (s.tokens, s.context, s.batch)
-        joined[key] = joined.get(key, ()) + s.seconds
-    return tuple(CostSample(n, context, seconds, batch) for (n, context, batch), seconds in joined.items())

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hsdopt.errors import HsdoptError
-from hsdopt.profiles import atomic_write
+from hsdopt.files import write_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Checkpoints:
             self._write(part, training)
             shutil.rmtree(whole, ignore_errors=True)
             part.replace(whole)
-            atomic_write(self.folder / "log.csv", lambda file: file.write(log_text(training.state.log).encode()))
+            write_document(self.folder / "log.csv", log_text(training.state.log).encode())
         except OSError as error:
             shutil.rmtree(part, ignore_errors=True)
             raise HsdoptError(
@@ -96,7 +96,7 @@ class Checkpoints:
             ("weights.safetensors", safetensors.torch.save(now)),
             ("best.safetensors", safetensors.torch.save(training.best)),
         ):
-            atomic_write(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+            write_document(folder / name, bytes(content))
 
     def load(self, training: Training) -> None:
         """Continue from the newest checkpoint, if there is one."""

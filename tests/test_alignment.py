@@ -255,7 +255,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("hsdopt.runtime.checkpoints.atomic_write", full)
+        patch.setattr("hsdopt.runtime.checkpoints.write_document", full)
         with pytest.raises(HsdoptError, match=r"cannot write .*checkpoint-8: No space left on device; .*--resume"):
             align(noisy(), train, held_out, recipe, folder=tmp_path, resume=True)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]
@@ -371,7 +371,8 @@ def test_a_folder_holds_what_was_trained(
     if not compact:
         plain = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float64)
         ids = list(range(VOCAB)) if head is None else list(head)
-        assert torch.equal(logits_of(plain)[..., ids], logits_of(made)[..., ids])
+        # a product with fewer rows may sum in another order, which rounds differently on some processors
+        torch.testing.assert_close(logits_of(plain)[..., ids], logits_of(made)[..., ids], rtol=1e-12, atol=1e-12)
     stored = {flag: (tmp_path / flag / "model.safetensors").stat().st_size for flag in "td"}
     assert (stored["d"] < stored["t"] - embedding.nbytes) is (compact and not embeddings)
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hsdopt.acceptance import Acceptance, Traces, survival_from_runs
 from hsdopt.costs import CostCurve, CostSample
 from hsdopt.errors import InvalidArgumentError, PredictionError, ProfileError
-from hsdopt.profiles import ModelInfo, Profile, atomic_write, traces_path
+from hsdopt.files import write_document
+from hsdopt.profiles import ModelInfo, Profile, traces_path
 
 
 def traced_profile(seed: int = 0, *, prompts: int = 10, length: int = 40) -> Profile:
@@ -163,7 +164,7 @@ def _break(path: Path, change: dict[str, object]) -> None:
         ({"schema": 2}, "expected schema 1 .* got 2"),
         ({"target": 3}, "field target: .*; got 3"),
         ({"surplus": 1}, "field surplus"),
-        ({"target": "nobody"}, "costs of the target nobody"),
+        ({"target": "nobody"}, "field target: expected a language model out of d, t, lookup; got nobody"),
         ({"costs": [{"model": "x", "tokens": 1, "context": 0, "seconds": [1.0]}]}, "expected a model out of"),
         ({"costs": [{"model": "d", "tokens": 1, "context": 0, "seconds": []}]}, "costs.0.seconds"),
         ({"costs": []}, "expected timings of"),
@@ -188,7 +189,7 @@ def test_files_that_are_no_profiles_are_refused(tmp_path: Path) -> None:
     traced_profile().save(tmp_path / "p.json")
     _break(tmp_path / "p.json", {"traces_sha256": None})
     np.savez(tmp_path / "p.traces.npz", tokens=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(ProfileError, match="expected traces written by hsdopt"):
+    with pytest.raises(ProfileError, match="expected an array of plain numbers or names"):
         Profile.load(tmp_path / "p.json")
 
 
@@ -200,7 +201,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hsdopt.profiles.os.fsync", full)
+    monkeypatch.setattr("hsdopt.files.os.fsync", full)
     with pytest.raises(ProfileError, match="No space left on device; free some space"):
         replace(traced_profile(1), target="d").save(path)
     assert path.read_bytes() == before
@@ -212,7 +213,7 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        atomic_write(tmp_path / "x", interrupted)
+        write_document(tmp_path / "x", interrupted)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -230,7 +231,7 @@ def test_both_files_of_a_profile_change_or_neither(tmp_path: Path, monkeypatch: 
                 raise OSError(errno.ENOSPC, "No space left on device")
             fsync(descriptor)
 
-        monkeypatch.setattr("hsdopt.profiles.os.fsync", full)
+        monkeypatch.setattr("hsdopt.files.os.fsync", full)
         with pytest.raises(ProfileError, match="No space left on device"):
             traced_profile(1).save(path)
         assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

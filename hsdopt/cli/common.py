@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError, PlanError
-from hsdopt.files import excerpt, read_json
+from hsdopt.files import excerpt, read_json, write_document
 
 if TYPE_CHECKING:
     from hsdopt.plan import Plan
@@ -239,11 +239,12 @@ def whole_numbers(text: str | None, what: str) -> tuple[int, ...] | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
-    from hsdopt.profiles import atomic_write
-
+    """Write a small text file atomically; ``-`` is standard output."""
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
     try:
-        atomic_write(path, lambda stream: stream.write(text.encode()))
+        write_document(path, text.encode())
     except OSError as error:
         raise HsdoptError(f"cannot write {path}: {error.strerror or error}") from error
 

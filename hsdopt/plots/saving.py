@@ -12,9 +12,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from hsdopt.files import write_document
 from hsdopt.plots.data import Row, kept
 from hsdopt.plots.look import style
-from hsdopt.profiles import atomic_write
 
 __all__ = ["on_own_figure", "render", "save_figure"]
 
@@ -61,7 +61,7 @@ def on_own_figure(draw: Callable[..., Axes], *args: Any, **options: Any) -> Figu
 
 
 def _write(path: Path, content: bytes) -> None:
-    atomic_write(path, lambda stream: stream.write(content))
+    write_document(path, content)
 
 
 def _as_csv(table: Sequence[Row]) -> bytes:

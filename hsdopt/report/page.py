@@ -12,8 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.errors import HsdoptError
-from hsdopt.files import read_json
-from hsdopt.profiles import atomic_write
+from hsdopt.files import read_json, write_document
 from hsdopt.report.answer import answer_section, headline, regret_section, tiles_section
 from hsdopt.report.details import (
     figures_section,
@@ -114,7 +113,7 @@ def html_page(
 
 
 def _write(path: Path, text: str) -> None:
-    atomic_write(path, lambda stream: stream.write(text.encode()))
+    write_document(path, text.encode())
 
 
 def _save_figures(figures: Mapping[str, Figure], folder: Path) -> tuple[Path, ...]:
