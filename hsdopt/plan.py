@@ -512,10 +512,16 @@ def _longest_request(level: Level, length: int, stop: Stop) -> int:
 
 
 def _from_k_matrix(matrix: Sequence[Sequence[int]], models: Sequence[str]) -> Level:
+    if isinstance(models, str) or not isinstance(models, Sequence) or not models:
+        raise PlanError(f"expected names of models from the target down; got {excerpt(models)}")
     size = len(models) - 1
+    if size >= MOST_LEVELS:
+        raise PlanError(f"expected at most {MOST_LEVELS} models above one another; got {size + 1}")
+    if not isinstance(matrix, Sequence) or not all(isinstance(row, Sequence) for row in matrix):
+        raise PlanError(f"expected a k-matrix as rows of whole numbers; got {excerpt(matrix)}")
     if len(matrix) != size or any(len(row) != size for row in matrix):
         raise PlanError(f"expected a {size} x {size} k-matrix for {len(models)} models; got {len(matrix)} rows")
-    if any(not isinstance(k, int) or k < 0 for row in matrix for k in row):
+    if any(not isinstance(k, int) or isinstance(k, bool) or k < 0 for row in matrix for k in row):
         raise PlanError("expected whole numbers of at least 0 in the k-matrix")
     if any(matrix[i][j] for i in range(size) for j in range(i)):
         raise PlanError("expected zeros below the diagonal of the k-matrix: no model drafts for one below itself")

@@ -298,6 +298,18 @@ CALLS: dict[str, Any] = {
     "too many choices": lambda: Adaptive("t", None, (("d", (None,) * (MOST_CHOICES + 1)),)),
     "too many segments": lambda: Level("t", (Segment(D, 1),) * 100_000),
     "an array as a row": lambda: Level("t", np.zeros((1000, 1000))),
+    "no matrix": lambda: Plan.from_k_matrix(5, ["a", "b"]),
+    "no rows": lambda: Plan.from_k_matrix([5], ["a", "b"]),
+    "no numbers": lambda: Plan.from_k_matrix([[True]], ["a", "b"]),
+    "no counts": lambda: Plan.from_k_matrix([[2.5]], ["a", "b"]),
+    "a huge count": lambda: Plan.from_k_matrix([[10**100]], ["a", "b"]),
+    "no models": lambda: Plan.from_k_matrix([], []),
+    "models that are no names": lambda: Plan.from_k_matrix([[1]], [1, 2]),
+    "a text of models": lambda: Plan.from_k_matrix([[1]], "ab"),
+    "a large matrix": lambda: Plan.from_k_matrix([[1] * 2000] * 2000, [f"m{i}" for i in range(2001)]),
+    "a full matrix": lambda: Plan.from_k_matrix(
+        [[j + 1 if j >= i else 0 for j in range(31)] for i in range(31)], [f"m{i}" for i in range(32)]
+    ),
     "no plan": lambda: parse_plan(5),
     "bytes": lambda: parse_plan(b"t(a:3)"),
 }
