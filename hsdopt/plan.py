@@ -71,7 +71,8 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 _LENGTH = re.compile(r"(?P<until>\.\.)?(?P<count>[0-9]+)(?P<suffix>[+x]?)")
 _NUMBER = re.compile(r"[+-]?(?:inf|[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?)")
 _BILD = re.compile(r"bild\s*\(")
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, those that turn the direction of a line, and halves of surrogate pairs."""
 _FORMAT = "hsdopt-plan"
 _WINDOW = 64
 """Characters of a text shown around a fault."""
@@ -349,7 +350,9 @@ class Adaptive(Plan):
         if self.model == LOOKUP:
             raise PlanError("expected a language model as the target; lookup only proposes")
         if self.draft is not None and not isinstance(self.draft, Choice):
-            raise PlanError(f"expected a Choice or None as the draft of {self.model}; got {excerpt(self.draft)}")
+            raise PlanError(
+                f"expected a Choice or None as the draft of {_brief(self.model)}; got {excerpt(self.draft)}"
+            )
         object.__setattr__(self, "tables", _tables_of(self.tables))
         tables = dict(self.tables)
         if len(tables) != len(self.tables) or self.model in tables:
@@ -399,7 +402,8 @@ class Adaptive(Plan):
 
 def _brief(name: str, *, limit: int = 60) -> str:
     """Return a name as messages show it."""
-    return name if len(name) <= limit else f"{name[:limit]}..."
+    shown = "".join(map(_visible, name[:limit]))
+    return shown if len(name) <= limit else f"{shown}..."
 
 
 @lru_cache(maxsize=1024)  # plans are built by the thousand of a few names
@@ -773,7 +777,7 @@ class _Parser:
 
     def _fail(self, expected: str, at: int | None = None) -> NoReturn:
         where = self.at if at is None else at
-        got = ascii(self.text[where]) if where < len(self.text) else "the end"
+        got = repr(self.text[where]) if where < len(self.text) else "the end"
         raise PlanError(f"expected {expected}; got {got}\n{_pointed(self.text, where)}")
 
 
