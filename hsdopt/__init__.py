@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hsdopt.solvers.solution import Solution
     from hsdopt.solvers.solve import solve
     from hsdopt.solvers.what_if import sensitivities, what_if
+    from hsdopt.sweeps import Sweep, fit_sweep
 
 __version__ = "0.1.0"
 
@@ -23,7 +24,9 @@ __all__ = [
     "Plan",
     "Profile",
     "Solution",
+    "Sweep",
     "expected_latency",
+    "fit_sweep",
     "format_plan",
     "parse_plan",
     "sensitivities",
@@ -36,7 +39,9 @@ _HOMES = {
     "Plan": "hsdopt.plan",
     "Profile": "hsdopt.profiles",
     "Solution": "hsdopt.solvers.solution",
+    "Sweep": "hsdopt.sweeps",
     "expected_latency": "hsdopt.latency.expected",
+    "fit_sweep": "hsdopt.sweeps",
     "format_plan": "hsdopt.plan",
     "parse_plan": "hsdopt.plan",
     "sensitivities": "hsdopt.solvers.what_if",

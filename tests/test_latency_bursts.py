@@ -77,6 +77,7 @@ def test_published_hierarchy_case(row: dict[str, Any]) -> None:
     assert independent == pytest.approx(row["independent"], rel=1e-12)
 
 
+@settings(deadline=None)
 @given(rates, st.integers(0, 30))
 def test_one_state_is_the_iid_rate(rate: float, length: int) -> None:
     model = BurstModel((rate,), ONCE)
@@ -84,12 +85,14 @@ def test_one_state_is_the_iid_rate(rate: float, length: int) -> None:
     assert model.rate == rate
 
 
+@settings(deadline=None)
 @given(rates, st.integers(0, 12), st.integers(1, 4))
 def test_states_of_one_rate_are_one_state(rate: float, length: int, states: int) -> None:
     model = BurstModel((rate,) * states, tuple(map(tuple, np.full((states, states), 1 / states).tolist())))
     assert tokens_per_pass(model, length) == pytest.approx(speculative.expected_tokens(rate, length), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(rates, st.integers(0, 9)), max_size=3), st.data())
 def test_one_state_is_the_hierarchy_of_iid_rates(levels: list[tuple[float, int]], data: st.DataObject) -> None:
     count = len(levels) + 1
@@ -101,23 +104,27 @@ def test_one_state_is_the_hierarchy_of_iid_rates(levels: list[tuple[float, int]]
     assert hierarchy_seconds_per_token(stack, curves, lengths) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(models(rate=st.floats(0.0, 0.95)))
 def test_long_drafts_end_at_refusals(model: BurstModel) -> None:
     assert tokens_per_pass(model, 2000) == pytest.approx(1.0 / (1.0 - model.rate), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(models(), st.integers(0, 12))
 def test_tokens_lie_between_one_and_the_draft(model: BurstModel, length: int) -> None:
     tokens = tokens_per_pass(model, length)
     assert 1.0 - 1e-12 <= tokens <= length + 1 + 1e-9
 
 
+@settings(deadline=None)
 @given(models(), st.integers(0, 8))
 def test_the_order_of_the_states_is_a_name(model: BurstModel, length: int) -> None:
     turned = BurstModel(model.acceptance[::-1], tuple(row[::-1] for row in model.transition[::-1]))
     assert tokens_per_pass(turned, length) == pytest.approx(tokens_per_pass(model, length), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(models(), st.integers(0, 8), st.integers(0, 8))
 def test_a_certain_proposal_is_a_draft_of_that_length(model: BurstModel, asked: int, proposed: int) -> None:
     length = max(asked, proposed)
@@ -125,6 +132,7 @@ def test_a_certain_proposal_is_a_draft_of_that_length(model: BurstModel, asked: 
     assert tokens_per_pass(model, length, proposal=certain) == pytest.approx(tokens_per_pass(model, proposed), rel=1e-9)
 
 
+@settings(deadline=None)
 @given(models(states=2), st.integers(1, 8), st.floats(0.0, 2.0), st.floats(0.5, 2.0))
 def test_a_stack_of_one_drafter(model: BurstModel, length: int, drafting: float, verifying: float) -> None:
     seconds = hierarchy_seconds_per_token([model], [drafting, verifying], [length])
