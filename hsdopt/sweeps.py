@@ -202,9 +202,8 @@ def _every_cost(lengths: Lengths, costs: FloatArray, affine: tuple[float, float]
     every = np.arange(lengths[-1] + 1.0)
     if affine is None:
         return np.asarray(np.interp(every, lengths, costs), dtype=np.float64)
-    line: FloatArray = np.maximum(
-        affine[0] + affine[1] * every, costs.min()
-    )  # a line may fall below 0 where nothing was measured
+    # the line may fall below 0 where nothing was measured
+    line: FloatArray = np.maximum(affine[0] + affine[1] * every, costs.min())
     line[lengths] = costs
     return line
 

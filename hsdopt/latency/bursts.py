@@ -32,6 +32,7 @@ _ROUNDING = 1e-9  # what a row of chances read back from a file may be off by
 _FLOOR = 1e-12  # rates this close to 0 or 1 count as that, so that logarithms stay finite
 _PASSES = 200  # most passes of expectation-maximisation
 _TOLERANCE = 1e-7  # gain in nats per position at which it stops
+_COARSE = 1e-6  # the same, where fits are only compared
 _GAIN = 1e-6  # held-out nats per position under which two numbers of states are as good
 _FOLDS = 5  # parts of the outputs that are held out in turn
 _STARTS = ((0.5, 0.6), (0.5, 0.95), (0.9, 0.6), (0.9, 0.95))  # spread of the rates, chance to stay
@@ -229,7 +230,8 @@ def fit(outputs: Outputs | Mapping[Pair, Outputs], *, states: int = 2) -> BurstM
         else the chance in [0, 1] that the token is accepted. Or a dict from pair to such outputs, position by
         position the same for all pairs: then the pairs share states and transition.
     states
-        Most hidden states to consider; fewer are taken where more do not raise `held_out_likelihood`.
+        Most hidden states to consider; fewer are taken where more do not raise the held-out likelihood by more than
+        one standard error of that gain over the outputs (see `held_out_likelihood`).
 
     Returns
     -------
@@ -284,7 +286,7 @@ def held_out_likelihood(outputs: Outputs | Mapping[Any, Outputs], *, states: int
     Notes
     -----
     Cross-validated: output ``i`` is held out with all ``i + 5 n``, and scored by the fit of the others. A single
-    output is cut into two halves. No held-out rate is taken to be nearer to 0 or 1 than ``1 / (n + 2)``, ``n`` the
+    output is cut into five pieces. No held-out rate is taken to be nearer to 0 or 1 than ``1 / (n + 2)``, ``n`` the
     positions of the fit.
 
     Examples
@@ -295,7 +297,7 @@ def held_out_likelihood(outputs: Outputs | Mapping[Any, Outputs], *, states: int
     """
     count = check_length(states, "states", minimum=1)
     evidence, _ = _evidence(outputs)
-    return _held_out(evidence, count)
+    return float(_held_out(evidence, count).sum() / evidence.present.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,16 +319,15 @@ class _Evidence:
         return np.asarray(held, dtype=np.float64)
 
     def cut(self) -> _Evidence:
-        """Return the evidence with a single output of several positions cut into two halves."""
-        length, count, _ = self.values.shape
-        if count > 1 or length < 2:
+        """Return the evidence with a single output cut into as many pieces as there are folds."""
+        length, count, pairs = self.values.shape
+        if count > 1:
             return self
-        half = (length + 1) // 2
-        values, present = np.zeros((2, half, *self.values.shape[2:])), np.zeros((2, half))
-        for side, part in enumerate((slice(0, half), slice(half, length))):
-            values[side, : len(self.values[part])] = self.values[part, 0]
-            present[side, : len(self.values[part])] = self.present[part, 0]
-        return _Evidence(values.swapaxes(0, 1), present.T.copy())
+        pieces = np.array_split(self.values[:, 0], min(_FOLDS, length))
+        values, present = np.zeros((len(pieces[0]), len(pieces), pairs)), np.zeros((len(pieces[0]), len(pieces)))
+        for index, piece in enumerate(pieces):
+            values[: len(piece), index], present[: len(piece), index] = piece, 1.0
+        return _Evidence(values, present)
 
 
 def _evidence(outputs: Any) -> tuple[_Evidence, list[Any] | None]:  # noqa: ANN401
@@ -356,19 +357,27 @@ def _evidence(outputs: Any) -> tuple[_Evidence, list[Any] | None]:  # noqa: ANN4
 
 
 def _states_that_pay(evidence: _Evidence, most: int) -> int:
-    scores = np.array([_held_out(evidence, states) for states in range(1, most + 1)])
-    return int(np.argmax(scores >= scores.max() - _GAIN)) + 1
+    """Return the fewest states whose held-out gain over fewer is more than one standard error of it."""
+    chosen, scores = 1, _held_out(evidence, 1)
+    for states in range(2, most + 1):
+        more = _held_out(evidence, states)
+        gains = more - scores
+        error = gains.std(ddof=1) * np.sqrt(len(gains)) if len(gains) > 1 else np.inf
+        if gains.sum() > error + _GAIN * evidence.present.sum():
+            chosen, scores = states, more
+    return chosen
 
 
-def _held_out(evidence: _Evidence, states: int) -> float:
+def _held_out(evidence: _Evidence, states: int) -> FloatArray:
+    """Return the log-likelihood of every output (or piece of the only one) by the fit of the other folds."""
     parts = evidence.cut()
     held = parts.folds()
     seen = 1.0 - held if len(held) > 1 else held  # one position alone can only score itself
-    rates, transition, start = _maximise(parts, states, seen)
+    rates, transition, start = _maximise(parts, states, seen, _COARSE)
     positions = seen @ parts.present.sum(axis=0)
     margin = (1.0 / (positions + 2.0))[:, np.newaxis, np.newaxis]
     scores = _expect(parts, np.clip(rates, margin, 1.0 - margin), transition, start).likelihood
-    return float((scores * held).sum() / parts.present.sum())
+    return np.asarray((scores * held).sum(axis=0))
 
 
 def _ordered(rates: FloatArray, transition: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -387,7 +396,9 @@ class _Expected:
     moves: FloatArray  # [fit, output, state, state]
 
 
-def _maximise(evidence: _Evidence, states: int, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _maximise(
+    evidence: _Evidence, states: int, weights: FloatArray, tolerance: float = _TOLERANCE
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return rates ``[fit, pair, state]``, transition and start of the likeliest fit for every row of weights."""
     starts = _STARTS if states > 1 else _STARTS[:1]
     rows = np.repeat(weights, len(starts), axis=0)
@@ -397,7 +408,7 @@ def _maximise(evidence: _Evidence, states: int, weights: FloatArray) -> tuple[Fl
     for _ in range(_PASSES):
         expected = _expect(evidence, rates, transition, start)
         after = (expected.likelihood * rows).sum(axis=1) / positions
-        if (after - before <= _TOLERANCE).all():
+        if (after - before <= tolerance).all():
             break
         rates, transition, start = _reestimate(evidence, expected, rows, rates, transition)
         before = after
