@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.latency import hierarchy, speculative
-from hsdopt.latency.bursts import BurstModel, fit, held_out_likelihood, hierarchy_seconds_per_token, tokens_per_pass
+from hsdopt.latency.bursts import (
+    BurstModel,
+    _stationary,
+    fit,
+    held_out_likelihood,
+    hierarchy_seconds_per_token,
+    tokens_per_pass,
+)
 
 CASES = json.loads((Path(__file__).parent / "data" / "cases2.json").read_text())["two_state"]
 ONCE = ((1.0,),)
@@ -147,6 +154,20 @@ def test_certain_states(length: int) -> None:
     assert tokens_per_pass(BurstModel((1.0, 0.0), still), length) == pytest.approx((length + 2) / 2)
     # a state that is left for good does not count
     assert tokens_per_pass(BurstModel((0.3, 1.0), ((0.5, 0.5), (0.0, 1.0))), length) == pytest.approx(length + 1)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(0, 2**32 - 1), st.floats(0.2, 1.0))
+def test_a_stationary_distribution_is_kept(states: int, seed: int, filled: float) -> None:
+    """Also where states never meet, or are left for good."""
+    rng = np.random.default_rng(seed)
+    weights = rng.random((states, states)) * (rng.random((states, states)) < filled)
+    weights[weights.sum(axis=1) == 0.0, 0] = 1.0
+    moves = weights / weights.sum(axis=1, keepdims=True)
+    held = _stationary(moves)
+    assert (held >= 0.0).all()
+    assert held.sum() == pytest.approx(1.0)
+    assert held @ moves == pytest.approx(held, abs=1e-12)
 
 
 def test_states_that_hardly_ever_move() -> None:

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import connected_components
 
 from hsdopt.checks import Cost, FloatArray, as_cost, check_count, check_length, check_rates
 from hsdopt.errors import InvalidArgumentError
@@ -531,11 +530,14 @@ def _request_seconds(model: BurstModel, round_seconds: FloatArray, below: int, o
 
 def _stationary(moves: FloatArray) -> FloatArray:
     """Return the distribution that a stochastic matrix keeps; closed sets weigh by their numbers of states."""
-    count, label = connected_components(moves > 0.0, directed=True, connection="strong")
+    reach = (moves > 0.0) | np.eye(len(moves), dtype=bool)
+    for _ in moves:
+        reach = reach @ reach
     held = np.zeros(len(moves))
-    for part in range(count):
-        members = np.flatnonzero(label == part)
-        if not (moves[np.ix_(members, np.flatnonzero(label != part))] > 0.0).any():
+    for state, reached in enumerate(reach):
+        members = np.flatnonzero(reached)
+        closed = reach[members, state].all()  # whatever it reaches leads back to it
+        if closed and state == members[0]:
             held[members] = len(members) * _kept_by_irreducible(moves[np.ix_(members, members)])
     return np.asarray(held / held.sum())
 
