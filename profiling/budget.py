@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hsdopt.checks import check_nonnegative
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP, plan_to_json
 from hsdopt.profiles import Profile, Setting
@@ -215,17 +216,19 @@ class Race:
 
     def _read(self) -> None:
         """Take over what the journal holds."""
-        for record in self._journal.records:
-            self._before = record["spent"]
-            if "trace" in record:
-                self._keep_trace(PromptTrace.from_record(record["trace"]), record["took"])
-            elif "cost" in record:
-                self._keep_timing(CostRecord(**record["cost"]))
-            elif "switch" in record:
-                self.switches.append(SwitchRecord(**record["switch"]))
-            else:
-                self._state = _State(**record["look"])
-                self._batch = None if record["batch"] is None else Batch.from_record(record["batch"])
+        self._journal.read(self._take_over)
+
+    def _take_over(self, record: dict[str, Any]) -> None:
+        self._before = check_nonnegative(record["spent"], "spent")
+        if "trace" in record:
+            self._keep_trace(PromptTrace.from_record(record["trace"]), check_nonnegative(record["took"], "took"))
+        elif "cost" in record:
+            self._keep_timing(CostRecord(**record["cost"]))
+        elif "switch" in record:
+            self.switches.append(SwitchRecord(**record["switch"]))
+        else:
+            self._state = _State(**record["look"])
+            self._batch = None if record["batch"] is None else Batch.from_record(record["batch"])
 
     def _keep_trace(self, trace: PromptTrace, took: float) -> None:
         self.traces.append(trace)

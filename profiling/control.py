@@ -71,7 +71,7 @@ class ControlCosts:
         self._curves = {name: profiled.costs[name] for name in networks}
         header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
         self._journal = Journal(Path(journal), header, resume=resume)
-        self._records = [CostRecord(**entry) for entry in self._journal.records]
+        self._records = self._journal.read(lambda entry: CostRecord(**entry))
         self._share = repeats * len(samples) / turns
         self._owed = 0.0
         self._stream = iter(

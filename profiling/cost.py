@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from hsdopt.checks import check_length, check_nonnegative
 from hsdopt.costs import CONTEXT_SLACK, CostSample
 from hsdopt.errors import InvalidArgumentError
 from hsdopt.plan import LOOKUP
@@ -59,6 +60,12 @@ class CostRecord:
     repeat: int
     seconds: float
 
+    def __post_init__(self) -> None:
+        """Refuse a record that was not measured, as a damaged journal may hold."""
+        _check_record(self.model, self.tokens, self.repeat)
+        check_length(self.context, "context")
+        check_nonnegative(self.seconds, "seconds")
+
 
 @dataclass(frozen=True, slots=True)
 class SwitchRecord:
@@ -79,6 +86,19 @@ class SwitchRecord:
     repeat: int
     behind_other: float
     behind_own: float
+
+    def __post_init__(self) -> None:
+        """Refuse a record that was not measured, as a damaged journal may hold."""
+        _check_record(self.model, self.tokens, self.repeat)
+        check_nonnegative(self.behind_other, "behind_other")
+        check_nonnegative(self.behind_own, "behind_own")
+
+
+def _check_record(model: str, tokens: int, repeat: int) -> None:
+    if not isinstance(model, str):
+        raise InvalidArgumentError(f"expected the name of a model; got {model!r}")
+    check_length(tokens, "tokens", minimum=1)
+    check_length(repeat, "repeat")
 
 
 def choose_contexts(prompt_lengths: Sequence[int], max_new_tokens: int, *, most: int | None = None) -> tuple[int, ...]:

@@ -142,7 +142,12 @@ def _scored(
     journal: Journal,
     report: Progress,
 ) -> Iterator[PromptTrace]:
-    stored = {record["prompt"]: record["trace"] for record in journal.records if "trace" in record}
+    stored = dict(
+        journal.read(
+            lambda record: (int(record["prompt"]), PromptTrace.from_record(record["trace"]).to_record()),
+            holding="trace",
+        )
+    )
     for index, (prompt, tokens) in enumerate(outputs):
         if index not in stored:
             trace = score_output(networks, profile.target, prompt, tokens, setting=profile.setting)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from hsdopt.errors import ProfileError
+from hsdopt.errors import HsdoptError, ProfileError
+from hsdopt.files import LARGEST_DOCUMENT, excerpt, parse_json, require_regular
 
 __all__ = ["Journal"]
+
+T = TypeVar("T")
 
 
 class Journal:
@@ -31,6 +35,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, header: dict[str, Any], *, resume: bool) -> None:
+        require_regular(path, "a journal of measurements")
         self.path = path
         self.records: list[dict[str, Any]] = []
         header = json.loads(json.dumps(header))
@@ -53,6 +58,23 @@ class Journal:
         """
         self._append(record)
         self.records.append(record)
+
+    def read(self, make: Callable[[dict[str, Any]], T], *, holding: str = "") -> list[T]:
+        """Return what `make` makes of every record, of those that have the field `holding` if one is named.
+
+        Raises
+        ------
+        ProfileError
+            Naming the line of a record that `make` cannot read; the journal stays as it is.
+        """
+        made = []
+        for number, record in enumerate(self.records, start=2):
+            if not holding or holding in record:
+                try:
+                    made.append(make(record))
+                except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                    raise self._damaged(number, f"{_reason(error)}; got {excerpt(record)}") from error
+        return made
 
     def finish(self) -> None:
         """Delete the journal: its records now stand in the finished file."""
@@ -84,16 +106,28 @@ class Journal:
         self.records = lines[1:]
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        if len(line) > LARGEST_DOCUMENT:
+            raise self._damaged(number, f"it has {len(line)} bytes")
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            value = error
+            value = parse_json(line, "a line", error=ProfileError)
+        except ProfileError:
+            value = None
         if not isinstance(value, dict):
-            raise ProfileError(
-                f"{self.path}, line {number}: expected one JSON object as hsdopt writes it; it is damaged: "
-                "delete that line to keep the rest, or the file to start afresh"
-            )
+            raise self._damaged(number, "it is damaged")
         return value
+
+    def _damaged(self, number: int, why: str) -> ProfileError:
+        return ProfileError(
+            f"{self.path}, line {number}: expected one JSON object as hsdopt writes it; {why}: "
+            "delete that line to keep the rest, or the file to start afresh"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Return why a record cannot be read, in a few words."""
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error).partition("\n")[0] if isinstance(error, HsdoptError) else "it holds other fields or values"
 
 
 def _difference(path: Path, old: object, new: dict[str, Any]) -> str:

@@ -270,6 +270,10 @@ def settle(
     return Task(chosen, target, prompts, setting, where, counts, repeats, precision)
 
 
+def _trace_by_id(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return str(record["id"]), PromptTrace.from_record(record["trace"]).to_record()
+
+
 def render_prompts(workload: Workload, target: Model) -> dict[str, tuple[int, ...]]:
     """Return the token ids of every prompt, by its id, as the target's tokenizer renders them.
 
@@ -333,7 +337,7 @@ def _traces(
     report: Progress,
 ) -> Iterator[PromptTrace]:
     """Yield the trace of every prompt, from the journal where it stands there."""
-    stored = {record["id"]: record["trace"] for record in journal.records if "trace" in record}
+    stored = dict(journal.read(_trace_by_id, holding="trace"))
     for index, (key, prompt) in enumerate(prompts.items()):
         if key not in stored:
             trace = trace_prompt(networks, target, prompt, setting, seed=index)
@@ -371,7 +375,7 @@ def time_passes(
     precision: float | None = None,
 ) -> list[CostRecord]:
     """Return all cost records: those in the journal, and those it lacks, which are added to it."""
-    records = [CostRecord(**record["cost"]) for record in journal.records if "cost" in record]
+    records = journal.read(lambda record: CostRecord(**record["cost"]), holding="cost")
     text, prompt = filler(traces)
     lookup = None if table is None else Lookup(table)
     kinds = [fitting(model, tokens, contexts) for model in networks.values()]
@@ -406,7 +410,7 @@ def time_switches(
 
     A run that was stopped among them takes all of them anew.
     """
-    records = [SwitchRecord(**record["switch"]) for record in journal.records if "switch" in record]
+    records = journal.read(lambda record: SwitchRecord(**record["switch"]), holding="switch")
     wanted = [name for name in networks if only is None or name in only]
     if len(records) < _SWITCHES * len(wanted):
         text, prompt = filler(traces)

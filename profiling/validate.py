@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hsdopt.checks import check_length, check_nonnegative
 from hsdopt.plan import Plan
 from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
@@ -102,6 +103,10 @@ class MeasuredRun:
     def from_record(cls, record: Mapping[str, Any]) -> MeasuredRun:
         """Return the run that `to_record` wrote."""
         fields = dict(record)
+        for name in ("prompt", "repeat", "order", "tokens"):
+            check_length(fields[name], name)
+        for name in ("seconds", "prefill_seconds", "tokens_per_pass"):
+            check_nonnegative(fields[name], name)
         passes = tuple((str(m), int(k), int(n), float(s)) for m, k, n, s in fields.pop("passes"))
         switches = tuple((str(model), int(count)) for model, count in fields.pop("switches", ()))
         return cls(**{**fields, "output": tuple(fields["output"]), "passes": passes, "switches": switches})
@@ -166,7 +171,7 @@ def measure_plans(
         _header(plans, models, prompts, setting=setting, repeats=repeats, seed=seed, budget=budget, runners=runners),
         resume=resume,
     )
-    runs = [MeasuredRun.from_record(entry) for entry in record.records]
+    runs = record.read(MeasuredRun.from_record)
     finished = {(run.plan, run.prompt, run.repeat) for run in runs}
     total = len(entrants) * len(prompts) * repeats
     if len(finished) < total:

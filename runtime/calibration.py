@@ -181,7 +181,7 @@ def calibrate(
         If there are no prompts, or one leaves no room for the output.
     """
     _check(target, prompts, wanted, turn)
-    done = [] if journal is None else [_example(record) for record in journal.records]
+    done = [] if journal is None else journal.read(_example)
     total = 2 * wanted.own_prompts + len(prompts) * (wanted.samples + wanted.spans)
     writer = _Writer(target, wanted, done, journal, lambda count: progress and progress("calibrating", count, total))
     own: dict[int, tuple[int, ...]] = {}

@@ -74,7 +74,7 @@ def choose_layers(
     count = check_layers(network, layers)
     if not examples or group < 1:
         raise InvalidArgumentError("expected examples to choose layers on, and groups of at least 1 layer")
-    known = [] if journal is None else [record["dropped"] for record in journal.records if "dropped" in record]
+    known = [] if journal is None else journal.read(lambda record: list(map(int, record["dropped"])), holding="dropped")
     dropped = [layer for layers_ in known for layer in layers_][: count - layers]
     while len(dropped) < count - layers:
         ranked = _ranked(network, dropped, examples)

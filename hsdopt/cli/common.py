@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hsdopt.errors import HsdoptError, InvalidArgumentError, ModelError, PlanError
-from hsdopt.files import excerpt, read_json, write_document
+from hsdopt.files import excerpt, read_json, require_regular, write_document
 
 if TYPE_CHECKING:
     from hsdopt.plan import Plan
@@ -65,10 +65,18 @@ def status() -> Console:
 def _console(*, stderr: bool) -> Console:
     """Return a console that prints names as they are: brackets and colons in them mean nothing."""
     options: dict[str, Any] = {"stderr": stderr, "highlight": False, "markup": False, "emoji": False}
-    console = Console(**options)
+    console = _Console(**options)
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(**options, width=_UNLIMITED)
+    return _Console(**options, width=_UNLIMITED)
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to the command, which ends quietly."""
+
+    def on_broken_pipe(self) -> None:
+        """Say that whoever read has gone."""
+        raise BrokenPipeError
 
 
 def new_table(first: str, *numbers: str) -> Table:
@@ -178,6 +186,7 @@ def output_file(path: Path) -> Path:
     HsdoptError
         If it is a folder, or its folder cannot be made or written.
     """
+    require_regular(path, "a measurement")
     if path.is_dir():
         raise HsdoptError(f"expected a file as -o; {path} is a folder: name a file in it")
     output_folder(path.parent)

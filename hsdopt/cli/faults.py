@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,7 +36,9 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 -- typer's context and result
         """Run the command that was named."""
         with _one_line():
-            return super().invoke(ctx)
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
 
 
 @contextmanager
@@ -59,7 +62,9 @@ def _one_line() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("stopped", STOPPED)
     except BrokenPipeError:  # whoever read our output has gone; that is no fault
-        raise
+        with open(os.devnull, "w", encoding="utf-8") as nothing:  # noqa: PTH123 -- what is left to flush goes there
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+        raise typer.Exit(0) from None
     except Exception as error:
         message = _message(error)
         if message is None:

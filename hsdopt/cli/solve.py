@@ -53,7 +53,7 @@ Device = Annotated[
 Replicates = Annotated[int, typer.Option("--replicates", min=0, help="Bootstrap replicates behind the intervals.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Of the bootstrap.")]
 ClosedForm = Annotated[bool, typer.Option("--closed-form", help="Let the closed form decide, not a replay of traces.")]
-Out = Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")]
+Out = Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to this file; - prints it alone.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -80,6 +80,8 @@ def solve(
     from hsdopt.cli.predictions import replayer
     from hsdopt.solvers.solve import solve as find
 
+    if as_json and str(output_path) == "-":
+        raise InvalidArgumentError("expected -o - or --json, not both: each prints one document; name a file with -o")
     ratios = _ratios(what_if)
     if what_if_plot is not None and ratios is None:
         raise InvalidArgumentError("expected --what-if with --what-if-plot, such as --what-if 0.05; got none")
@@ -108,6 +110,8 @@ def solve(
         from hsdopt.plan import plan_to_json
 
         write_text(output_path, json.dumps(plan_to_json(solution.plan), indent=2) + "\n")
+    if str(output_path) == "-":
+        return
     if as_json:
         print_json(to_json(solution, profiled, what_if=answer, sensitivities=sensitivities, context=context))
     else:
