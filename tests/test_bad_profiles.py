@@ -89,7 +89,7 @@ def test_a_field_outside_its_domain_is_named(good: Path, tmp_path: Path, kind: s
     path.write_text(json.dumps(stored).replace('"INF"', "1e999"))
     with pytest.raises(ProfileError, match=message) as caught:
         Profile.load(path)
-    assert str(path) in str(caught.value)
+    assert path.stem in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 600
 
