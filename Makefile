@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 OUT ?= demo
 export PYTHONSAFEPATH = 1
 
-.PHONY: help demo test environment lint typecheck test-slow validate-all validate-sampled bild-frontier reproducible \
+.PHONY: help demo test environment lint typecheck test-slow fuzz kill-test validate-all validate-sampled bild-frontier reproducible \
 	budget-check align-builtin bench gpu-check clean
 
 help:  ## list the targets
@@ -30,6 +30,12 @@ test: environment  ## the fast tests (minutes)
 test-slow: environment  ## the tests that need the built-in models or much time
 	$(BIN)/hsdopt models fetch
 	$(BIN)/pytest -m "slow"
+
+fuzz: environment  ## 20,000 damaged plans, profiles, journals and prompts: nothing but clean errors (minutes)
+	HSDOPT_FUZZ=$${HSDOPT_FUZZ:-20000} OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -rP tests/test_fuzz.py
+
+kill-test: environment  ## 50 kills of profile, validate and align at random moments: nothing saved is lost (half an hour)
+	HSDOPT_KILLS=$${HSDOPT_KILLS:-50} OMP_NUM_THREADS=1 $(BIN)/pytest -rP tests/test_kills.py
 
 validate-all: environment  ## the three workloads (up to an hour; continues where it was stopped)
 	./scripts/validate_all.sh $(BIN) validation
