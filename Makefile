@@ -5,8 +5,8 @@ BIN = $(VENV)/bin
 OUT ?= demo
 export PYTHONSAFEPATH = 1
 
-.PHONY: help demo test environment lint typecheck test-slow fuzz kill-test validate-all validate-sampled bild-frontier reproducible \
-	budget-check align-builtin bench gpu-check clean
+.PHONY: help demo test environment lint typecheck test-slow fuzz kill-test validate-all validate-sampled bild-frontier \
+	reproducible budget-check align-builtin bench gpu-check clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'

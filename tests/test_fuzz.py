@@ -1,4 +1,4 @@
-"""Damaged plans, profiles, traces, journals and prompts: clean errors, little memory and little time, whatever they hold.
+"""Damaged plans, profiles, traces, journals and prompts: clean errors, in little memory and little time.
 
 ``HSDOPT_FUZZ`` is the number of inputs in all, ``HSDOPT_FUZZ_SEED`` what they are drawn from; see ``make fuzz``.
 """
@@ -29,7 +29,7 @@ def test_damaged_inputs_are_refused_cleanly(kind: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)  # noqa: S603 - our own
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    print(
+    print(  # noqa: T201 - make fuzz shows it
         f"{kind}: {found['count']} inputs, {found['taken']} taken, {found['refused']} refused; "
         f"slowest {found['slowest']:.2f} s (input {found['slowest_index']}), "
         f"{found['memory'] / 2**20:.0f} MiB more (input {found['memory_index']})"

@@ -1,6 +1,6 @@
 """Kills at random moments of `hsdopt profile`, `validate` and `align`, then --resume: nothing saved is lost.
 
-``HSDOPT_KILLS`` is the number of kills, ``HSDOPT_KILLS_SEED`` what their moments are drawn from; see ``make kill-test``.
+``HSDOPT_KILLS`` is the number of kills, ``HSDOPT_KILLS_SEED`` what they are drawn from; see ``make kill-test``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hsdopt.runtime import load_models
 
 KILLS = int(os.environ.get("HSDOPT_KILLS", "5"))
 SEED = int(os.environ.get("HSDOPT_KILLS_SEED", "0"))
-COMMANDS = ("profile", "validate", "align")
+COMMANDS = ("profile", "align", "validate")
 OUTPUT = {"profile": "profile.json", "validate": "report", "align": "drafter"}
 MARK = {"profile": "profile.json.partial", "validate": "report/traces.partial", "align": "drafter.partial/run.jsonl"}
 
