@@ -236,13 +236,13 @@ _NUMBERS = (-1, 0, 1, 2, 10**6, 2**31, 2**62, -(2**63), math.nan, math.inf, -mat
 def damaged_arrays(arrays: dict[str, np.ndarray], rng: random.Random) -> dict[str, np.ndarray]:
     """Return the arrays after one or two edits of their types, shapes, values and names."""
     found = {name: values.copy() for name, values in arrays.items()}
+    # what numpy says of an edit that makes no sense is no fault of the reader
+    senseless = suppress(ValueError, TypeError, IndexError, OverflowError, RuntimeError)
     for _ in range(rng.choice((1, 1, 2))):
-        if found:
-            name = rng.choice(list(found))
-            # what numpy says of a cast here is no fault of the reader
-            with np.errstate(all="ignore"), warnings.catch_warnings(), suppress(ValueError, TypeError, OverflowError):
-                warnings.simplefilter("ignore")
-                rng.choice((_cast, _shape, _shape, _numbers, _numbers, _lose, _swap, _more))(found, name, rng)
+        with np.errstate(all="ignore"), warnings.catch_warnings(), senseless:
+            warnings.simplefilter("ignore")
+            edit = rng.choice((_cast, _shape, _shape, _numbers, _numbers, _lose, _swap, _more))
+            edit(found, rng.choice(list(found)), rng)
     return found
 
 
