@@ -37,7 +37,7 @@ Records = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing stopped: how long it took, the number of records by journal, and the folder it wrote to."""
+    """A run that nothing stopped: how long it took, the number of records by journal (see `count`), and the folder it wrote to."""
 
     seconds: float
     counts: dict[str, int]
@@ -64,7 +64,7 @@ def whole(command: str, root: Path, wholes: dict[str, Whole]) -> Whole:
         started = time.monotonic()
         with journals(folder) as seen:
             call(*arguments(command, root, folder))
-        counts = {name: len(records) for name, records in seen.items()}
+        counts = {name: count(records) for name, records in seen.items()}
         wholes[command] = Whole(time.monotonic() - started, counts, folder)
     return wholes[command]
 
@@ -150,6 +150,18 @@ def check_complete(command: str, out: Path) -> None:
         assert {"README.md", "log.csv", "config.json"} <= {path.name for path in out.iterdir()}
 
 
+def count(records: list[dict[str, Any]]) -> int:
+    """Return the number of records but switches: stopped among those, a profile takes all of them anew."""
+    return sum("switch" not in record for record in records)
+
+
+def twice(records: list[dict[str, Any]]) -> list[str]:
+    """Return the passes that were timed more than once under the same number."""
+    timed = [record["cost"] for record in records if "cost" in record]
+    names = [json.dumps({key: value for key, value in of.items() if not isinstance(value, float)}) for of in timed]
+    return sorted({name for name in names if names.count(name) > 1})
+
+
 def is_finished(command: str, out: Path) -> bool:
     """Whether a command's output is there; a report counts once its first journal is gone."""
     if command == "validate":
@@ -203,7 +215,10 @@ def resume(command: str, root: Path, folder: Path, reference: Whole, kept: Recor
         return
     for name, records in kept.items():
         assert seen[name][: len(records)] == records, name
-    assert {name: len(records) for name, records in seen.items()} == reference.counts
+    for name, records in seen.items():
+        assert not twice(records), name
+        assert count(records) == reference.counts[name], name
+    assert seen.keys() == reference.counts.keys()
     assert not left(folder)
     if command == "align":
         made, expected = (path / OUTPUT[command] / "model.safetensors" for path in (folder, reference.folder))
