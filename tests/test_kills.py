@@ -37,7 +37,7 @@ Records = dict[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Whole:
-    """A run that nothing stopped: how long it took, the number of records by journal (see `count`), and the folder it wrote to."""
+    """A run that nothing stopped: its seconds, its records by journal (see `count`), and the folder it wrote to."""
 
     seconds: float
     counts: dict[str, int]
