@@ -23,6 +23,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -181,8 +182,13 @@ def _place(box: list[Any], rng: random.Random) -> tuple[Any, Any]:
     return holder, key
 
 
+def _leaf(rng: random.Random) -> Json:
+    """Return a leaf of its own, since lists and objects are edited further."""
+    return deepcopy(rng.choice(_LEAVES))
+
+
 def _put_leaf(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
-    holder[key] = rng.choice(_LEAVES)
+    holder[key] = _leaf(rng)
 
 
 def _drop(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
@@ -197,7 +203,7 @@ def _rename(holder: Json, key: Json, box: list[Json], rng: random.Random) -> Non
 
 def _double(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
     if isinstance(holder, list) and holder is not box:
-        holder[key:key] = [holder[key]] * rng.choice((1, 2, 300))
+        holder[key:key] = [holder[key]] * rng.choice((1, 2, 50))
 
 
 def _move(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
@@ -208,9 +214,9 @@ def _move(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
 
 def _add(holder: Json, key: Json, box: list[Json], rng: random.Random) -> None:
     if isinstance(holder, dict):
-        holder[rng.choice(("extra", "kind", "row", "source", "0"))] = rng.choice(_LEAVES)
+        holder[rng.choice(("extra", "kind", "row", "source", "0"))] = _leaf(rng)
     elif holder is not box:
-        holder.append(rng.choice(_LEAVES))
+        holder.append(_leaf(rng))
 
 
 def written(value: Json) -> bytes:
