@@ -114,9 +114,9 @@ def _check_headers(data: bytes, path: Path) -> None:
             raise ProfileError(f"expected arrays of at most {LARGEST_ARRAYS // 2**20} MiB in {path}; got more")
         for member in members:
             with archive.open(member) as stream:
-                version = npy.read_magic(stream)  # type: ignore[no-untyped-call]
+                version = npy.read_magic(stream)
                 read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-                shape, _, dtype = read(stream)  # type: ignore[no-untyped-call]
+                shape, _, dtype = read(stream)
                 size = stream.tell() + math.prod(shape) * dtype.itemsize
             if dtype.hasobject or dtype.kind not in "biufU" or size != member.file_size:
                 raise ProfileError(
@@ -166,7 +166,8 @@ def unpack_traces(
             mappings[name][_key(arrays, full, verifiers, path)] = values
         elif name != "lookup" and not (name in mappings and full.removesuffix("/key") in arrays):
             raise ProfileError(f"{path}, {full[:60]}: expected an array that traces have; got another")
-    traces = Traces(**{name: arrays[name] for name in _PLAIN if name in arrays}, **mappings)
+    fields: dict[str, Any] = {name: arrays[name] for name in _PLAIN if name in arrays}
+    traces = Traces(**fields, **mappings)
     _check_together(traces, path, target=target, verifiers=verifiers, greedy=greedy)
     return traces
 

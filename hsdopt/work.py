@@ -273,7 +273,7 @@ def _verifiers(plan: Plan) -> set[str]:
 
 def _info(profile: Profile, model: str) -> ModelInfo:
     if model == LOOKUP:
-        return ModelInfo(source=LOOKUP, kind=LOOKUP)
+        return ModelInfo(source=LOOKUP, kind="lookup")
     if model not in profile.models:
         raise PredictionError(f"expected parameters and bytes of {model} in the profile; it was given by hand")
     return profile.models[model]

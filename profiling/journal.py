@@ -94,20 +94,26 @@ class Journal:
 
     def _read(self, header: dict[str, Any]) -> None:
         """Read the records; a last line cut short by a kill is dropped from the file."""
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        lines = [self._parse(number, line) for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
+        lines: list[dict[str, Any]] = []
+        whole = 0
+        with self.path.open("rb") as stream:
+            # one line at a time, so that a file of another kind is refused before it fills the memory
+            while line := stream.readline(LARGEST_DOCUMENT + 1):
+                if not line.endswith(b"\n"):
+                    if len(line) > LARGEST_DOCUMENT:
+                        raise self._damaged(len(lines) + 1, f"it has more than {LARGEST_DOCUMENT // 2**20} MiB")
+                    break
+                lines.append(self._parse(len(lines) + 1, line))
+                whole += len(line)
         if lines and lines[0].get("header") != header:
             raise ProfileError(_difference(self.path, lines[0].get("header"), header))
-        if len(whole) < len(data):
-            os.truncate(self.path, len(whole))
+        if whole < self.path.stat().st_size:
+            os.truncate(self.path, whole)
         if not lines:
             self._append({"header": header})
         self.records = lines[1:]
 
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
-        if len(line) > LARGEST_DOCUMENT:
-            raise self._damaged(number, f"it has {len(line)} bytes")
         try:
             value = parse_json(line, "a line", error=ProfileError)
         except ProfileError:

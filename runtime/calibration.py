@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
 
+T = TypeVar("T")
 Kind = Literal["greedy", "sampled", "span", "prompt"]
 
 __all__ = ["Batch", "Calibration", "Example", "Records", "Turn", "batches", "calibrate", "split"]
@@ -40,6 +41,9 @@ class Records(Protocol):
 
     def add(self, **record: Any) -> None:  # noqa: ANN401 -- any JSON value
         """Append one record for good."""
+
+    def read(self, make: Callable[[dict[str, Any]], T], *, holding: str = "") -> list[T]:
+        """Return what `make` makes of every record, of those that have the field `holding` if one is named."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -106,6 +106,7 @@ def test_calibration_that_broke_off_continues_with_the_same_outputs(tmp_path: Pa
 
     class Cut:
         records: list[dict[str, Any]] = journal.records
+        read = journal.read
 
         def add(self, **record: Any) -> None:  # noqa: ANN401
             if len(self.records) == 10:  # in the middle of a batch

@@ -90,9 +90,9 @@ def validate(
         profiled = replace(profiled, setting=profiled.setting.model_copy(update={"max_new_tokens": max_new_tokens}))
     where = prepared_device(profiled, device, threads)
     workload = held_out_half(profiled, prompts, max_prompts)
+    limit = None if budget is None else seconds_of(budget)
     place = Place(output_folder(output_path), "report.json", ("traces", "runs", "control"), resume=resume)
     beside = not plan and suite != "quick" if baselines is None else baselines
-    limit = None if budget is None else seconds_of(budget)
     ids = [prompt.id for prompt in workload]
     effort = {"repeats": repeats, "baselines": beside, "budget": limit}
     asked = question(profiled, workload, prompts=ids, seed=seed, plans=plan or [suite], **effort)
