@@ -32,7 +32,7 @@ __all__ = [
 LARGEST_DOCUMENT = 32 * 2**20
 """Bytes of the largest JSON document (or line of a journal) that is parsed."""
 
-_STREAMS = ("/dev/", "/proc/")
+_STREAMS = ("/dev/", "/proc/self/fd/")
 
 
 def read_document(

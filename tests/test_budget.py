@@ -274,6 +274,8 @@ def random_problem(seed: int) -> Problem:
 class Memory:
     """A journal that no disk slows down."""
 
+    read = Journal.read
+
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +29,6 @@ from hsdopt.cli.common import (
 from hsdopt.cli.faults import resumable
 from hsdopt.cli.place import refuse_both
 from hsdopt.errors import InvalidArgumentError, ProfileError
-from hsdopt.files import require_regular
 
 if TYPE_CHECKING:
     from hsdopt.profiles import Profile, Setting
@@ -144,34 +142,12 @@ class _Place:
         """Where measurements are kept until the profile is complete."""
         return self.path.with_name(self.path.name + ".partial")
 
-    @contextmanager
-    def replacing(self) -> Iterator[None]:
-        """Refuse to replace a finished profile unless told; forget an unfinished one when told.
-
-        With --force an empty journal says from the start that --resume means this measurement, not the finished one. It
-        goes again if nothing was measured after all.
-        """
-        self.refuse()
-        fresh = not self.journal.exists()
-        if self.force:
-            self.journal.write_bytes(b"")
-        try:
-            yield
-        except BaseException:
-            if fresh and self.journal.exists() and not self.journal.stat().st_size:
-                self.journal.unlink()
-            raise
-
-    def refuse(self) -> None:
-        """Raise an error if options do not go together, or a finished profile is in the way."""
+    def clear(self) -> None:
+        """Refuse to replace a finished profile unless told; forget an unfinished one when told."""
         refuse_both(resume=self.resume, force=self.force)
-        from hsdopt.profiles import traces_path
-
-        for path in (self.journal, traces_path(self.path)):
-            require_regular(path, "a profile")
         if self.force:
-            return
-        if self.path.exists() and not self._begun():
+            self.journal.write_bytes(b"")  # from here on --resume means this measurement, not the finished one
+        elif self.path.exists() and not self._begun():
             raise ProfileError(f"{self.path} is there already; name another file with -o, or replace it with --force")
 
     def _begun(self) -> bool:
@@ -280,10 +256,10 @@ def _measure(chosen: dict[str, str], asked: _Asked, place: _Place, loading: dict
             raise ProfileError(f"{place.path} is complete, but {difference}: name another file with -o, or add --force")
         status().print(f"{place.path} is complete already")
         return place.path
-    place.refuse()
+    place.clear()
     target, *drafters = sources
     models = load_models(sources, **loading)
-    with place.replacing(), resumable(place.journal), progress_bar() as report:
+    with resumable(place.journal), progress_bar() as report:
         options = {"models": models, "journal": place.journal, "resume": place.resume, "progress": report}
         measured = _measured(target, drafters, asked, **options)
         return place.keep(measured)
@@ -327,9 +303,8 @@ def _extend(
         from hsdopt.runtime import load_models
     profiled = load_profile(into)
     require_sources(profiled)
-    clearing = place.replacing() if place.path != into else nullcontext()
     if place.path != into:
-        place.refuse()
+        place.clear()
     device = profiled.models[profiled.target].device
     use_threads(threads, profiled.provenance)
     require_same_device(dict(profiled.provenance), device)
@@ -341,7 +316,7 @@ def _extend(
         raise InvalidArgumentError(f"expected drafters that {into} lacks; it has {twice}: give another NAME=SOURCE")
     loading = {**loading, "dtype": loading["dtype"] or profiled.models[profiled.target].dtype}
     models = load_models({**own, **added}, device=device, **loading)
-    with clearing, resumable(place.journal), progress_bar() as report:
+    with resumable(place.journal), progress_bar() as report:
         measured = add_drafters(
             profiled,
             list(added),
