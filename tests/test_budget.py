@@ -26,6 +26,7 @@ from hsdopt.profiling.acceptance import PromptTrace
 from hsdopt.profiling.budget import COARSE, Race
 from hsdopt.profiling.cost import CostRecord, SwitchRecord, collect, outliers, relative_error
 from hsdopt.profiling.elimination import WITHIN, Question
+from hsdopt.profiling.journal import Journal
 from hsdopt.profiling.measure import sharpened
 from hsdopt.solvers.solve import solve
 
