@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from hsdopt.acceptance import Ints, Traces
-from hsdopt.errors import InvalidArgumentError
 from hsdopt.profiles import Setting
 from hsdopt.runtime.lookup import Lookup
 from hsdopt.runtime.model import Model
@@ -20,10 +19,6 @@ __all__ = ["PromptTrace", "assemble", "score_output"]
 
 LONGEST_PROPOSAL = 40
 """Tokens that the lookup drafter is asked for at every position."""
-
-
-_BY_POSITION = ("probability", "top", "surprise", "overlap", "ratio")
-_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +59,6 @@ class PromptTrace:
     def from_record(cls, record: Mapping[str, Any]) -> PromptTrace:
         """Return the trace that `to_record` wrote."""
         fields = {name: record[name] for name in cls.__slots__ if name in record}
-        for name in ("choice", *_BY_POSITION):
-            for key, values in fields.get(name, {}).items():
-                numbers = np.asarray(values)
-                # a record counts as read only if every number can stand in a profile
-                if numbers.dtype.kind not in ("iu" if name == "choice" else "iuf") or np.isnan(numbers).any():
-                    raise InvalidArgumentError(f"expected numbers as {name} of {key!r}")
-                if numbers.shape != (len(fields["tokens"]),) or (numbers < -_ROUNDING).any():
-                    raise InvalidArgumentError(f"expected a number of at least 0 for every token as {name} of {key!r}")
         return cls(**{**fields, "prompt": tuple(fields["prompt"]), "tokens": tuple(fields["tokens"])})
 
 
