@@ -10,7 +10,6 @@ and convolutions of independent counts.
 from __future__ import annotations
 
 import functools
-import numbers
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -162,7 +161,7 @@ def makespan(
     23.5
     """
     curves = _curves(acceptances, draft_lengths)
-    owed = [tokens] * len(curves) if isinstance(tokens, numbers.Integral) else _listed(tokens, "tokens")
+    owed = [tokens] * len(curves) if isinstance(tokens, int | np.integer) else _listed(tokens, "tokens")
     check_count(owed, len(curves), "one number of tokens for each sequence")
     targets = [check_length(number, "tokens") for number in owed]
     widths = [len(curve) for curve in curves]

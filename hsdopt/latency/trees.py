@@ -114,8 +114,8 @@ def best_tree(acceptance: PositionalAcceptance, nodes: int, *, max_levels: int |
     Returns
     -------
     tuple of (tree, float)
-        The tree as nested tuples, and its expected tokens. Among equally good trees, earlier siblings get the
-        smaller subtrees, and a tree of a few levels goes before a deeper one where that decides it.
+        The tree as nested tuples, and its expected tokens. Among equally good trees an
+        earlier sibling gets the smaller subtree, so that broad trees go before deep ones.
 
     Raises
     ------
@@ -193,25 +193,31 @@ def any_accepted(
         raise InvalidArgumentError(
             f"expected p and q over the same tokens; got {len(wanted)} and {len(drafted)} of them: pad with zeros"
         )
+    refused = _all_refused(wanted, drafted, check_length(candidates, "candidates"), replacement=replacement)
+    return min(1.0, max(0.0, 1.0 - refused))
+
+
+def _all_refused(p: FloatArray, q: FloatArray, candidates: int, *, replacement: bool) -> float:
+    """Return the chance that every candidate is refused, over all ways in which that happens."""
     refused = 0.0
-    open_branches = [(1.0, wanted, drafted, check_length(candidates, "candidates"))]
-    while open_branches:
-        chance, verifier, drafter, left = open_branches.pop()
+    branches = [(1.0, p, q, candidates)]
+    while branches:
+        chance, verifier, drafter, left = branches.pop()
         if left == 0 or not drafter.any():
             refused += chance
             continue
         residual = np.maximum(verifier - drafter, 0.0)
-        if not residual.any():
+        if not residual.any():  # the two agree: accepted for certain
             continue
         residual /= residual.sum()
         surplus = np.maximum(drafter - verifier, 0.0)
         if replacement:
-            open_branches.append((chance * float(surplus.sum()), residual, drafter, left - 1))
+            branches.append((chance * float(surplus.sum()), residual, drafter, left - 1))
             continue
         for token in np.flatnonzero(surplus):
             rest = _without(drafter, int(token))
-            open_branches.append((chance * float(surplus[token]), residual, rest, left - 1))
-    return min(1.0, max(0.0, 1.0 - refused))
+            branches.append((chance * float(surplus[token]), residual, rest, left - 1))
+    return refused
 
 
 def _levels(tree: TreeLike, rows: list[FloatArray]) -> Iterator[tuple[FloatArray, FloatArray]]:
@@ -260,7 +266,7 @@ def _as_rows(acceptance: PositionalAcceptance) -> list[FloatArray]:
 
 
 def _as_row(values: object, name: str) -> FloatArray:
-    row = check_rates(values, name)
+    row = check_rates(values, f"entry of {name}")
     if row.ndim != 1:
         raise InvalidArgumentError(f"expected {name} to be one list of rates; got {row.ndim} axes")
     if row.sum() > 1.0 + _ROUNDING:
@@ -272,7 +278,7 @@ def _as_row(values: object, name: str) -> FloatArray:
 
 
 def _as_distribution(values: object, name: str) -> FloatArray:
-    weights = check_rates(values, name)
+    weights = check_rates(values, f"entry of {name}")
     if weights.ndim != 1:
         raise InvalidArgumentError(f"expected {name} to be one list of probabilities; got {weights.ndim} axes")
     if abs(weights.sum() - 1.0) > _ROUNDING:
