@@ -191,7 +191,7 @@ def test_recheck_tells_drift_from_noise(profile: Path, factor: float, holds: boo
     assert [drift.model for drift in drifts] == ["big", "cut", "small"]
     assert {drift.holds for drift in drifts} == {holds}
     assert all(drift.change == pytest.approx(factor - 1) for drift in drifts)
-    assert all([sample.tokens for sample in drift.stored] == [1, 10, 40] for drift in drifts)
+    assert all([sample.tokens for sample in drift.stored] == [1, 2, 3, 4, 10, 40] for drift in drifts)
 
 
 def test_check_exits_with_its_verdict(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,9 @@ Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threa
 Remote = Annotated[bool, typer.Option("--trust-remote-code", help="Let a hub model run its own code.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_ALIKE = 0.005  # tolerances that differ less are printed as one
+_LOUD = 0.2  # from such a tolerance on, that nothing changed is said with the reservation
+
 
 def check(
     profile: ProfilePath,
@@ -64,10 +67,11 @@ def check(
 
 
 def _row(drift: Drift) -> dict[str, Any]:
+    kinds = zip(drift.stored, drift.measured, drift.changes, drift.tolerances, strict=True)
+    moved = {tokens for tokens, _ in drift.moved}
     return {
         "model": drift.model,
         "change": drift.change,
-        "tolerance": drift.tolerance,
         "holds": drift.holds,
         "passes": [
             {
@@ -76,30 +80,45 @@ def _row(drift: Drift) -> dict[str, Any]:
                 "profiled_seconds": then.median,
                 "seconds": now.median,
                 "timings": len(now.seconds),
+                "change": change,
+                "tolerance": tolerance,
+                "holds": then.tokens not in moved,
             }
-            for then, now in zip(drift.stored, drift.measured, strict=True)
+            for then, now, change, tolerance in kinds
         ],
     }
 
 
 def _show(drifts: tuple[Drift, ...]) -> None:
-    """Print the change of every model's pass costs."""
+    """Print the change of every model's pass costs, a column per number of new tokens."""
     if not drifts:
         return
-    table = new_table("model", "short passes", "middle", "long", "overall", "tolerance", "holds")
+    sizes = sorted({sample.tokens for drift in drifts for sample in drift.stored})
+    table = new_table("model", *(_tokens(size) for size in sizes), "noise explains", "holds")
     for drift in drifts:
-        each = [f"{change:+.1%}" for change in drift.changes]
-        cells = (each[0], each[len(each) // 2], each[-1])
-        holds = "yes" if drift.holds else "no"
-        table.add_row(drift.model, *cells, f"{drift.change:+.1%}", f"{drift.tolerance:.1%}", holds)
+        changes = {then.tokens: f"{change:+.1%}" for then, change in zip(drift.stored, drift.changes, strict=True)}
+        low, high = min(drift.tolerances), max(drift.tolerances)
+        noise = f"{high:.0%}" if high - low < _ALIKE else f"{low:.0%} to {high:.0%}"
+        table.add_row(drift.model, *(changes.get(size, "") for size in sizes), noise, "yes" if drift.holds else "no")
     output().print(table)
+
+
+def _tokens(size: int) -> str:
+    return "1 token" if size == 1 else f"{size} tokens"
 
 
 def _verdict(path: Path, profile: Profile, drifts: tuple[Drift, ...], reason: str | None) -> str:
     if reason is not None:
         return f"{path} does not hold here: {reason}"
-    moved = [f"{drift.model} {drift.change:+.1%}" for drift in drifts if not drift.holds]
     date = profile.provenance.get("date", "then")
-    if not moved:
-        return f"{path} holds: passes cost what they did on {date}"
-    return f"{path} does not hold any more: pass costs changed since {date} ({', '.join(moved)}); profile again"
+    moved = [f"{drift.model} {_moved(drift)}" for drift in drifts if not drift.holds]
+    if moved:
+        return f"{path} does not hold any more: pass costs changed since {date} ({'; '.join(moved)}); profile again"
+    limits = [limit for drift in drifts for limit in drift.tolerances]
+    noise = f", or noise of up to {max(limits):.0%} hides a change" if max(limits, default=0.0) >= _LOUD else ""
+    return f"{path} holds: passes cost what they did on {date}{noise}"
+
+
+def _moved(drift: Drift) -> str:
+    """Return which passes changed, and by how much."""
+    return ", ".join(f"{change:+.1%} at {_tokens(size)}" for size, change in drift.moved)
