@@ -4,7 +4,8 @@ Sources: the count of a decoder's operations is that of Kaplan et al. (arXiv 200
 entry and token, and attention over the keys and values before. Operations, memory operations and their quotient, the
 arithmetic intensity, relative to plain decoding are what Kim et al. (Big Little Decoder, arXiv 2302.07863) report. The
 roofline is that of Williams et al. (2009): a pass takes as long as its operations at the peak rate, or as the bytes
-that it moves at the full bandwidth, whichever is longer.
+that it moves at the full bandwidth, whichever is longer. Here it also takes as long as launching its kernels one by
+one, which is what small models wait for on an accelerator.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from hsdopt.profiles import ModelInfo, Profile, Shape
 
 __all__ = [
     "HARDWARE",
+    "KERNELS_PER_LAYER",
+    "LAUNCH_SECONDS",
     "Hardware",
     "PassWork",
     "PlanWork",
@@ -32,8 +35,17 @@ __all__ = [
     "plan_work",
     "read_hardware",
     "roofline",
+    "without_cpu_only",
 ]
 
+KERNELS_PER_LAYER = 10
+"""Kernels that a pass launches per layer, at least: two norms, the inputs of attention, their rotation, attention, its
+output, two products of the feed-forward layer, its activation, and a sum. Kernels that are not fused are more."""
+
+LAUNCH_SECONDS = 5e-6
+"""Seconds from one kernel launch to the next, about, where the host launches them one by one."""
+
+_CPU_ONLY = frozenset({"int8", "int4"})  # recipes whose kernels there are for CPUs alone
 _LONGEST = 64  # new tokens that are tabulated where a profile names no longest pass
 
 
@@ -284,14 +296,18 @@ def roofline(
     *,
     flops_per_second: float,
     bytes_per_second: float,
-    overhead_seconds: float = 0.0,
+    overhead_seconds: float | None = None,
     name: str = "other hardware",
 ) -> Profile:
     """Return a profile whose pass costs are an estimate for hardware that one does not have.
 
-    Every pass takes ``max(flops / flops_per_second, bytes / bytes_per_second) + overhead_seconds``. Peak rates are
-    never reached, so the costs are lower bounds; ratios between plans are what such an estimate is for. Acceptance,
-    weights' types and the seconds of the lookup drafter, which runs on the host, stay as profiled.
+    Every pass takes ``max(flops / flops_per_second, bytes / bytes_per_second, launches)``, where `launches` is
+    ``layers * KERNELS_PER_LAYER * LAUNCH_SECONDS``: kernels run while the host launches further ones, so that a pass
+    takes no less than either. A model whose shape is not known counts as one layer. If `overhead_seconds` is given,
+    every pass takes ``max(flops / flops_per_second, bytes / bytes_per_second) + overhead_seconds`` instead. Peak
+    rates are never reached, and real passes launch more kernels, so the costs are lower bounds for a host that
+    launches kernels one by one; ratios between plans are what such an estimate is for. Acceptance, weights' types and
+    the seconds of the lookup drafter, which runs on the host, stay as profiled.
 
     Parameters
     ----------
@@ -299,8 +315,8 @@ def roofline(
         Measured anywhere.
     flops_per_second, bytes_per_second : float
         Peak rates, such as those in `HARDWARE`.
-    overhead_seconds : float
-        What every pass costs besides, such as launching its kernels.
+    overhead_seconds : float, optional
+        What every pass costs besides, in place of the launches of its kernels.
     name : str
         Of the hardware.
 
@@ -327,20 +343,58 @@ def roofline(
     for rate, what in ((flops_per_second, "flops_per_second"), (bytes_per_second, "bytes_per_second")):
         if check_nonnegative(rate, what) == 0.0 or not math.isfinite(rate):
             raise InvalidArgumentError(f"expected a finite {what} above 0; got {rate}")
-    fixed = check_nonnegative(overhead_seconds, "overhead_seconds")
+    fixed = None if overhead_seconds is None else check_nonnegative(overhead_seconds, "overhead_seconds")
 
     def seconds(info: ModelInfo, tokens: int, context: float) -> float:
         work = pass_work(info, tokens, context)
-        return max(work.flops / flops_per_second, work.bytes / bytes_per_second) + fixed
+        busy = max(work.flops / flops_per_second, work.bytes / bytes_per_second)
+        return max(busy, _launch_seconds(info)) if fixed is None else busy + fixed
 
     costs = {
         model: curve if model == LOOKUP else _curve(curve, partial(seconds, _info(profile, model)))
         for model, curve in profile.costs.items()
     }
-    rates = f"{flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, {fixed:.4g} s besides per pass"
+    launches = f"at least {KERNELS_PER_LAYER} kernel launches of {LAUNCH_SECONDS * 1e6:g} us per layer and pass"
+    besides = launches if fixed is None else f"{fixed:.4g} s besides per pass"
+    rates = f"{flops_per_second:.4g} FLOP/s, {bytes_per_second:.4g} B/s, {besides}"
     words = f"roofline of {name}: {rates}, weights as profiled; not measured, a lower bound"
     said = {"estimate": words, "device": f"estimate: {name}"}
     return replace(profile, costs=costs, samples={}, overhead={}, provenance={**profile.provenance, **said}, _laws={})
+
+
+def _launch_seconds(info: ModelInfo) -> float:
+    """Return the seconds in which the host launches the kernels of a pass; as of one layer if the shape is unknown."""
+    return (1 if info.shape is None else info.shape.layers) * KERNELS_PER_LAYER * LAUNCH_SECONDS
+
+
+def without_cpu_only(profile: Profile) -> tuple[Profile, tuple[str, ...]]:
+    """Return a profile without the drafters that run on CPUs only, and their names.
+
+    Parameters
+    ----------
+    profile : Profile
+
+    Raises
+    ------
+    PredictionError
+        If the target itself runs on CPUs only.
+
+    Examples
+    --------
+    >>> profile = Profile.from_rates("big", {"big": 1.0, "quick": 0.5}, {("quick", "big"): 0.9})
+    >>> models = {"big": ModelInfo(source="m"), "quick": ModelInfo(source="int8@m")}
+    >>> left, gone = without_cpu_only(replace(profile, models=models))
+    >>> list(left.costs), gone
+    (['big'], ('quick',))
+    """
+    gone = tuple(name for name, info in profile.models.items() if not _CPU_ONLY.isdisjoint(info.source.split("@")[:-1]))
+    if profile.target in gone:
+        source = profile.models[profile.target].source
+        raise PredictionError(f"expected a target that runs on accelerators; {source} runs on CPUs only")
+    costs = {name: curve for name, curve in profile.costs.items() if name not in gone}
+    acceptances = {pair: law for pair, law in profile.acceptances.items() if not {*pair} & {*gone}}
+    models = {name: info for name, info in profile.models.items() if name not in gone}
+    return replace(profile, costs=costs, acceptances=acceptances, models=models, _laws={}), gone
 
 
 def _curve(measured: CostCurve, seconds: Callable[[int, float], float]) -> CostCurve:
@@ -351,8 +405,8 @@ def _curve(measured: CostCurve, seconds: Callable[[int, float], float]) -> CostC
     )
 
 
-def read_hardware(text: str) -> tuple[float, float, float, str]:
-    """Return FLOP/s, bytes per second, seconds besides per pass and the name of hardware given as text.
+def read_hardware(text: str) -> tuple[float, float, float | None, str]:
+    """Return FLOP/s, bytes per second, seconds besides per pass (None if not given) and the name of hardware.
 
     Parameters
     ----------
@@ -367,16 +421,16 @@ def read_hardware(text: str) -> tuple[float, float, float, str]:
     Examples
     --------
     >>> read_hardware("H100")
-    (989000000000000.0, 3350000000000.0, 0.0, 'H100')
+    (989000000000000.0, 3350000000000.0, None, 'H100')
     >>> read_hardware("3e14,2e12,1e-5")
     (300000000000000.0, 2000000000000.0, 1e-05, 'other hardware')
     """
     name = next((known for known in HARDWARE if known.lower() == text.strip().lower()), None)
     if name is not None:
-        return HARDWARE[name].flops_per_second, HARDWARE[name].bytes_per_second, 0.0, name
+        return HARDWARE[name].flops_per_second, HARDWARE[name].bytes_per_second, None, name
     try:
         flops, moved, *more = (float(part) for part in text.split(","))
-        (besides,) = more or (0.0,)
+        (besides,) = more or (None,)
     except ValueError:
         raise InvalidArgumentError(
             f"expected hardware out of {', '.join(HARDWARE)}, or its FLOP/s and bytes per second with commas, such as "

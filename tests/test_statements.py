@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
+from traced import traced_profile
+from typer.testing import CliRunner
 
+from hsdopt.cli.app import app
 from hsdopt.costs import CostSample
+from hsdopt.errors import PredictionError
+from hsdopt.plan import LOOKUP
+from hsdopt.profiles import Profile, Shape
 from hsdopt.profiling import Drift
+from hsdopt.work import KERNELS_PER_LAYER, LAUNCH_SECONDS, pass_work, roofline, without_cpu_only
 
 SIZES = (1, 2, 3, 4, 10, 40)
 
@@ -43,3 +54,65 @@ def test_noise_excuses_what_it_explains_only() -> None:
     assert drifted({1: 1.2}, spread=0.3).holds
     assert not drifted({1: 1.35}, spread=0.1).holds
     assert not drifted({1: 1.6}, spread=0.9).holds
+
+
+# --- solve --hardware ----------------------------------------------------------------------------------------
+
+LAYERS = {"big": 24, "int8": 24, "int4": 24, "skip": 12}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a profile with copies for CPUs among its drafters."""
+    measured = traced_profile(1, prompts=8)
+    sources = {"int8": "int8@org/big", "int4": "skip:1@int4@org/big", "skip": "skip:1@org/big", "big": "org/big"}
+    shape = Shape(
+        layers=1, hidden_size=64, intermediate_size=128, heads=4, kv_heads=4, head_dim=16, vocab_size=100, value_bytes=2
+    )
+    models = {
+        name: info
+        if name == LOOKUP
+        else info.model_copy(
+            update={"source": sources[name], "shape": shape.model_copy(update={"layers": LAYERS[name]})}
+        )
+        for name, info in measured.models.items()
+    }
+    saved = tmp_path_factory.mktemp("profiles") / "profile.json"
+    replace(measured, models=models).save(saved)
+    return saved
+
+
+def called(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
+    result = CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("hardware", ["H100", "989e12,3.35e12", "989e12,3.35e12,1e-5"])
+def test_copies_for_cpus_are_left_out_elsewhere(path: Path, hardware: str) -> None:
+    told, said = called("solve", path, "--replicates", "0", "--hardware", hardware, "--json")
+    lines = [line for line in said.splitlines() if "left out" in line]
+    assert len(lines) == 1
+    assert lines[0].endswith("int4, int8; int8 and int4 copies run on CPUs only")
+    answer = json.loads(told)
+    plans = [answer["plan"], *(row["plan"] for row in answer["runners_up"])]
+    assert not any("int" in plan for plan in plans)
+
+
+def test_small_models_wait_for_their_launches(path: Path) -> None:
+    profile = Profile.load(path)
+    estimate = roofline(profile, flops_per_second=989e12, bytes_per_second=3.35e12)
+    per_layer = KERNELS_PER_LAYER * LAUNCH_SECONDS
+    assert estimate.cost("big")(1, 64) == pytest.approx(24 * per_layer)
+    assert estimate.cost("skip")(4, 64) == pytest.approx(12 * per_layer)
+    slow = roofline(profile, flops_per_second=1e9, bytes_per_second=1e6)
+    assert slow.cost("big")(1, 64) == pytest.approx(pass_work(profile.models["big"], 1, 64).bytes / 1e6)
+    _, said = called("solve", path, "--replicates", "0", "--hardware", "H100")
+    assert "at least 10 kernel launches of 5 us per layer and pass" in said
+
+
+def test_a_target_for_cpus_has_no_estimate_elsewhere(path: Path) -> None:
+    profile = Profile.load(path)
+    models = {**profile.models, "big": profile.models["big"].model_copy(update={"source": "int8@org/big"})}
+    with pytest.raises(PredictionError, match="runs on CPUs only"):
+        without_cpu_only(replace(profile, models=models))

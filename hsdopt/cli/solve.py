@@ -46,8 +46,8 @@ Device = Annotated[
     typer.Option(
         "--hardware",
         metavar="NAME|FLOPS,BYTES[,SECONDS]",
-        help="Estimate for hardware that was not measured: its name, or its peak FLOP/s, its bytes per second, and "
-        "seconds besides per pass.",
+        help="Estimate for an accelerator that was not measured: its name, or its peak FLOP/s, bytes per second, and "
+        "seconds besides per pass (in place of launching kernels).",
     ),
 ]
 Replicates = Annotated[int, typer.Option("--replicates", min=0, help="Bootstrap replicates behind the intervals.")]
@@ -127,10 +127,13 @@ def _on(hardware: str | None, profile: Profile) -> Profile:
     """Return a profile as it is, or with the estimated costs of other hardware."""
     if hardware is None:
         return profile
-    from hsdopt.work import read_hardware, roofline
+    from hsdopt.work import read_hardware, roofline, without_cpu_only
 
     flops, moved, besides, name = read_hardware(hardware)
-    return roofline(profile, flops_per_second=flops, bytes_per_second=moved, overhead_seconds=besides, name=name)
+    left, gone = without_cpu_only(profile)
+    if gone:
+        status().print(f"left out on {name}: {', '.join(gone)}; int8 and int4 copies run on CPUs only")
+    return roofline(left, flops_per_second=flops, bytes_per_second=moved, overhead_seconds=besides, name=name)
 
 
 def _ratios(text: str | None) -> list[float] | None:

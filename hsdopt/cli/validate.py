@@ -17,6 +17,7 @@ from hsdopt.cli.common import (
     output_folder,
     print_json,
     seconds_of,
+    status,
 )
 from hsdopt.cli.faults import CHECK_FAILED
 from hsdopt.cli.held_out import held_out_half, prepared_device, question, runnable
@@ -37,7 +38,12 @@ if TYPE_CHECKING:
 Plans = Annotated[
     list[str] | None, typer.Option("--plan", help="A plan to run, in notation or a file; repeat for more.")
 ]
-Suite = Annotated[str, typer.Option("--suite", help="quick (8 plans), standard (16) or full (44).")]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        "--suite", help="quick (8 plans), standard (16) or full (44): standard, or none beside --plan, if not given."
+    ),
+]
 Prompts = Annotated[
     str | None, typer.Option("--prompts", help="mixed, copy, chat or a file; the profile's own workload if not given.")
 ]
@@ -63,7 +69,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print report.json.")]
 def validate(
     profile: ProfilePath,
     plan: Plans = None,
-    suite: Suite = "standard",
+    suite: Suite = None,
     prompts: Prompts = None,
     max_new_tokens: NewTokens = None,
     max_prompts: Count = None,
@@ -82,6 +88,8 @@ def validate(
 ) -> None:
     """Run the chosen plan and its rivals on held-out prompts; compare with what was predicted.
 
+    The rivals are a suite, the plans of --plan, or both where both options are given.
+
     Every run is saved as soon as it is done: stopped in the middle, the same command with --resume goes on.
     """
     refuse_both(resume=resume, force=force)
@@ -92,12 +100,15 @@ def validate(
     workload = held_out_half(profiled, prompts, max_prompts)
     limit = None if budget is None else seconds_of(budget)
     place = Place(output_folder(output_path), "report.json", ("traces", "runs", "control"), resume=resume)
-    beside = not plan and suite != "quick" if baselines is None else baselines
+    suite = "standard" if suite is None and not plan else suite
+    beside = suite in ("standard", "full") if baselines is None else baselines
     ids = [prompt.id for prompt in workload]
     effort = {"repeats": repeats, "baselines": beside, "budget": limit}
-    asked = question(profiled, workload, prompts=ids, seed=seed, plans=plan or [suite], **effort)
+    asked = question(profiled, workload, prompts=ids, seed=seed, plans=[*(plan or ()), *([] if suite is None else [suite])], **effort)
     report = place.finished(asked)
     if report is None:
+        if suite is None:
+            status().print("running the chosen plan and those of --plan alone; add --suite for a suite as well")
         with place.replacing(force=force):
             report = _validated(
                 profiled,
@@ -120,7 +131,7 @@ def _validated(
     place: Place,
     *,
     texts: Sequence[str],
-    suite: str,
+    suite: str | None,
     asked: Mapping[str, Any],
     device: str,
     remote: bool,
@@ -134,7 +145,7 @@ def _validated(
     rendered = render_prompts(workload, models[profiled.target])
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)
     check_contexts(profiled, models[profiled.target], rendered.values())
-    others = baselines_of(profiled, models, rendered, suite) if asked["baselines"] else None
+    others = baselines_of(profiled, models, rendered, suite or "standard") if asked["baselines"] else None
     seed = asked["seed"]
     timed, noise, measured = measured_runs(profiled, models, rendered, plans, others, place, asked=asked)
     memory = _memory(profiled, plans, others)
@@ -153,17 +164,15 @@ def _validated(
     return report
 
 
-def _plans(profiled: Profile, texts: Sequence[str], suite: str) -> tuple[Solution, list[Plan]]:
-    """Return the solution and what to run: the plans asked for, or a suite around what the solver chose."""
+def _plans(profiled: Profile, texts: Sequence[str], suite: str | None) -> tuple[Solution, list[Plan]]:
+    """Return the solution and what to run: the plans asked for, and any suite around what the solver chose."""
     from hsdopt.cli.predictions import replayer
     from hsdopt.solvers.solve import solve
     from hsdopt.suites import suite as make_suite
 
     solution = solve(profiled, rerank=replayer(profiled))
-    plans: list[Plan] = [Level(profiled.target), solution.plan]
-    if texts:
-        plans += [load_plan(text) for text in texts]
-    else:
+    plans: list[Plan] = [Level(profiled.target), solution.plan, *(load_plan(text) for text in texts)]
+    if suite is not None:
         best = [candidate.plan for candidate in solution.best_by_family.values()]
         plans += make_suite(profiled, [solution.plan, *best], suite)
     return solution, runnable(profiled, plans)
