@@ -116,3 +116,29 @@ def test_a_target_for_cpus_has_no_estimate_elsewhere(path: Path) -> None:
     models = {**profile.models, "big": profile.models["big"].model_copy(update={"source": "int8@org/big"})}
     with pytest.raises(PredictionError, match="runs on CPUs only"):
         without_cpu_only(replace(profile, models=models))
+
+
+# --- one plan, one number ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["all", "bild", "speculative"])
+@pytest.mark.parametrize("closed_form", [(), ("--closed-form",)])
+def test_a_plan_has_one_speed_wherever_solve_names_it(path: Path, family: str, closed_form: tuple[str, ...]) -> None:
+    options = (*closed_form, *(("--max-deviation", "0.5") if family == "bild" else ()))
+    told, _ = called("solve", path, "--replicates", "0", "--family", family, *options, "--json")
+    answer = json.loads(told)
+    rows = [answer, answer["autoregression"], answer["best_single"], answer["contender"]]
+    rows += [*answer["best_by_family"].values(), *answer["runners_up"], *answer["frontier"]]
+    speeds: dict[str, set[tuple[float, float]]] = {}
+    for row in rows:
+        if row is not None:
+            speeds.setdefault(row["plan"], set()).add((row["seconds_per_token"], row["speedup"]))
+    assert {plan: numbers for plan, numbers in speeds.items() if len(numbers) > 1} == {}
+    assert bool(answer["frontier"]) == (family == "bild")
+
+
+def test_the_frontier_is_one_under_the_deciding_evaluator(path: Path) -> None:
+    told, _ = called("solve", path, "--replicates", "0", "--family", "bild", "--max-deviation", "1", "--json")
+    points = json.loads(told)["frontier"]
+    assert [point["deviation"] for point in points] == sorted(point["deviation"] for point in points)
+    assert [point["speedup"] for point in points] == sorted(point["speedup"] for point in points)

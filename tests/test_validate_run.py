@@ -52,7 +52,7 @@ def test_a_finished_report_is_kept(profile: Path, finished: Path) -> None:
     for option, said in (
         (("--seed", "3"), "with seed = 0; this call says 3"),
         (("--repeats", "3"), "with repeats = 2; this call says 3"),
-        (("--plan", "big(small:2)"), 'with plans = ["quick"]; this call says ["big(small:2)"]'),
+        (("--plan", "big(small:2)"), 'with plans = ["quick"]; this call says ["big(small:2)", "quick"]'),
         (("--baselines",), "with baselines = false; this call says true"),
     ):
         assert said in refused("validate", profile, *QUICK, *option, "-o", finished, "--resume")
@@ -76,6 +76,21 @@ def test_force_that_measures_nothing_leaves_the_report(profile: Path, finished: 
     assert not list(finished.glob("*.partial"))
     assert "complete already" in call("validate", profile, *QUICK, "-o", finished, "--resume").stderr
     assert "not both" in refused("validate", profile, *QUICK, "-o", finished, "--resume", "--force")
+
+
+def test_plans_run_beside_the_suite_that_is_named(profile: Path, finished: Path, tmp_path: Path) -> None:
+    plan = ("--plan", "big(small:7(lookup:3))", "--repeats", "1", "--max-prompts", "1")
+    said = call("validate", profile, *plan, "-o", tmp_path / "alone").stderr
+    assert "running the chosen plan and those of --plan alone; add --suite" in said
+    alone = json.loads((tmp_path / "alone" / "report.json").read_text())
+    assert len(alone["plans"]) <= 3
+    said = call("validate", profile, *plan, "--suite", "quick", "-o", tmp_path / "both").stderr
+    assert "alone" not in said
+    both = json.loads((tmp_path / "both" / "report.json").read_text())
+    labels = {row["plan"] for row in both["plans"]}
+    assert len(labels) > len(alone["plans"])
+    assert {row["plan"] for row in alone["plans"]} <= labels
+    assert {row["plan"] for row in json.loads((finished / "report.json").read_text())["plans"]} & labels
 
 
 def test_baselines_stand_beside_the_plans(profile: Path, tmp_path: Path) -> None:

@@ -104,11 +104,11 @@ def validate(
     beside = suite in ("standard", "full") if baselines is None else baselines
     ids = [prompt.id for prompt in workload]
     effort = {"repeats": repeats, "baselines": beside, "budget": limit}
-    asked = question(profiled, workload, prompts=ids, seed=seed, plans=[*(plan or ()), *([] if suite is None else [suite])], **effort)
+    asked = question(
+        profiled, workload, prompts=ids, seed=seed, plans=[*(plan or ()), *([] if suite is None else [suite])], **effort
+    )
     report = place.finished(asked)
     if report is None:
-        if suite is None:
-            status().print("running the chosen plan and those of --plan alone; add --suite for a suite as well")
         with place.replacing(force=force):
             report = _validated(
                 profiled,
@@ -141,6 +141,8 @@ def _validated(
     from hsdopt.runtime import load_models
 
     solution, plans = _plans(profiled, texts, suite)
+    if suite is None:
+        status().print("running the chosen plan and those of --plan alone; add --suite for a suite as well")
     models = load_models(profiled, device=device, trust_remote_code=remote)
     rendered = render_prompts(workload, models[profiled.target])
     check_room(models, rendered.values(), profiled.setting.max_new_tokens)

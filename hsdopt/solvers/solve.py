@@ -144,7 +144,7 @@ def solve(
         interval=None if sure is None else sure.interval,
         probability_within=None if sure is None else sure.probability_within,
         resolution=None if sure is None else sure.resolution,
-        frontier=found.frontier,
+        frontier=found.frontier if rerank is None else _frontier_again(found.frontier, alone, rerank),
         memory_bytes=memory_bytes(profile, best.plan.models),
         why=why(best, best if best.plan != alone.plan else contender, profile, context),
         warnings=tuple(_warnings(best, contender, alone, sure)),
@@ -280,6 +280,22 @@ def _alone(
     if not judged:
         raise InvalidArgumentError(f"expected rerank to predict autoregression ({alone.plan}), which it refused")
     return judged[0]
+
+
+def _frontier_again(
+    frontier: Sequence[FrontierPoint], alone: Candidate, rerank: Callable[[Plan], float]
+) -> tuple[FrontierPoint, ...]:
+    """Return the frontier as another evaluator sees it, without points that are no longer on it."""
+    judged = {candidate.plan: candidate for candidate in reranked([point.candidate for point in frontier], rerank)}
+    kept: list[FrontierPoint] = []
+    for point in sorted(frontier, key=lambda point: point.deviation):
+        candidate = judged.get(point.candidate.plan)
+        if candidate is None:
+            continue
+        speedup = alone.seconds_per_token / candidate.seconds_per_token
+        if not kept or speedup > max(other.speedup for other in kept):
+            kept.append(FrontierPoint(candidate, speedup, point.deviation))
+    return tuple(kept)
 
 
 def _assessment(
