@@ -54,6 +54,7 @@ _LOOK_SHARE = 4.0  # a batch takes at least this many times as long as a look
 _PREFILLS, _ROUNDS = 6, 30  # of every network, and of the target in a stack, when measuring has ended
 _GROWTH, _MOST_GROWTH = 0.5, 2.0  # and adds at least, and at most, this share of what there is
 _MOST_REPEATS = 300
+_STAGE, _PER_CENT = "budget", 100  # what progress is told: the share of the budget that is spent
 
 
 class Bench(Protocol):
@@ -283,7 +284,7 @@ class Race:
                         yield cell
 
     def _tell(self) -> None:
-        self._report("seconds", min(round(self.spent), round(self._budget)), round(self._budget))
+        self._report(_STAGE, min(math.floor(_PER_CENT * self.spent / self._budget), _PER_CENT - 1), _PER_CENT)
 
     @property
     def _left(self) -> float:
@@ -586,7 +587,10 @@ def profile_within(
     table = lookup_table(race.traces) if LOOKUP in task.models else None
     task = replace(task, prompts=read)
     switches = race.switches
-    return finished_profile(task, workload, race.traces, race.records, table, switches=switches, budget=outcome)
+    measured = finished_profile(task, workload, race.traces, race.records, table, switches=switches, budget=outcome)
+    if progress is not None:
+        progress(_STAGE, _PER_CENT, _PER_CENT)  # settled, out of time, or out of things to measure
+    return measured
 
 
 def _fitting(model: Model, task: Task) -> tuple[int, ...]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +71,8 @@ class ControlCosts:
         header = {"tokens": tokens, "contexts": contexts, "models": sorted(networks), "repeats": repeats}
         self._journal = Journal(Path(journal), header, resume=resume)
         self._records = self._journal.read(lambda entry: CostRecord(**entry))
-        self._share = repeats * len(samples) / turns
+        self._wanted = repeats * len(samples)
+        self._share = self._wanted / turns
         self._owed = 0.0
         self._stream = iter(
             measure_costs(
@@ -92,6 +92,22 @@ class ControlCosts:
         self._owed -= count
         self._add(count)
 
+    def finish(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Time what is left: much of it, if there were fewer turns than expected.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with (stage, done, total).
+        """
+        before = len(self._records)
+        total = max(self._wanted - before, 1)
+        while self._one():
+            if progress is not None:
+                progress("control passes", min(len(self._records) - before, total - 1), total)
+        if progress is not None:
+            progress("control passes", total, total)
+
     def changes(self) -> dict[str, float]:
         """Time what is left, and return per network how long its passes take now, relative to its profiled costs.
 
@@ -103,7 +119,7 @@ class ControlCosts:
         than those of others; so a model's own number is drawn towards the common one, the more, the less the models
         differ beyond what their noise explains.
         """
-        self._add(None)
+        self.finish()
         own = np.log([self._change(name) for name in self._networks])
         apart = own - own.mean()
         noise = self._scatter() ** 2
@@ -166,7 +182,15 @@ class ControlCosts:
         apart = whole - whole.mean(axis=1, keepdims=True)
         return np.asarray(apart.std(axis=0, ddof=1) / math.sqrt(len(whole)))
 
-    def _add(self, count: int | None) -> None:
-        for record in islice(self._stream, count):
-            self._journal.add(**asdict(record))
-            self._records.append(record)
+    def _add(self, count: int) -> None:
+        for _ in range(count):
+            self._one()
+
+    def _one(self) -> bool:
+        """Time one more cell; return whether there was one left."""
+        record = next(self._stream, None)
+        if record is None:
+            return False
+        self._journal.add(**asdict(record))
+        self._records.append(record)
+        return True

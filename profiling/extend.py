@@ -188,7 +188,8 @@ def _extended(
     alone = {profile.target: target}
     first = {*profile.drafters} <= {LOOKUP}  # until now no other network came before the target's passes
     wanted = {*networks, *(alone if first else ())}
-    switches = time_switches(networks | alone, journal, traces, target=profile.target, contexts=contexts, only=wanted)
+    place: dict[str, Any] = {"target": profile.target, "contexts": contexts}
+    switches = time_switches(networks | alone, journal, traces, **place, report=report, only=wanted)
     samples, curves = cost_curves(records, switches)
     own_cost = profile.cost(profile.target)
     own_cost = replace(own_cost, switch=switch_seconds(switches).get(profile.target, own_cost.switch))

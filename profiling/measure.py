@@ -47,6 +47,9 @@ __all__ = ["check_room", "model_info", "profile", "render_prompts", "trace_promp
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total)."""
 
+CLOSING = "prefills and rounds"
+"""The stage of progress at the end of a profile."""
+
 MOST = 30
 _SINGLES = 4  # times as many timings of passes over one token as of others
 _SWITCHES = 24  # pairs of passes of every network, behind another one's and behind an own one
@@ -165,8 +168,11 @@ def profile(
         table=lookup,
         report=report,
     )
-    switches = time_switches(task.networks, record, traces, target=target, contexts=task.contexts)
-    return finished_profile(task, workload, traces, costs, lookup, switches=switches)
+    switches = time_switches(task.networks, record, traces, target=target, contexts=task.contexts, report=report)
+    report(CLOSING, 0, 1)
+    measured = finished_profile(task, workload, traces, costs, lookup, switches=switches)
+    report(CLOSING, 1, 1)
+    return measured
 
 
 def trace_prompts(
@@ -391,10 +397,33 @@ def time_passes(
         report("pass costs", len(records), total)
     if precision is not None:
         timer = PassTimer(networks, longest=max(contexts) + max(tokens), **options)
-        for record in sharpened(records, timer, precision):
-            journal.add(cost=asdict(record))
-            report("pass costs", len(records), max(total, len(records)))
+        _sharpen(records, journal, timer, precision, report)
     return records
+
+
+def _sharpen(records: list[CostRecord], journal: Journal, timer: PassTimer, precision: float, report: Progress) -> None:
+    """Time further what is not known to `precision` yet; progress is the number of kinds of pass that are settled."""
+    taken = _by_cell(records)
+    vague = {cell for cell, seconds in taken.items() if _vague(seconds, precision)}
+    for record in sharpened(records, timer, precision):
+        journal.add(cost=asdict(record))
+        cell = (record.model, record.tokens, record.context)
+        taken[cell].append(record.seconds)
+        if not _vague(taken[cell], precision):
+            vague.discard(cell)
+        report("precision", len(taken) - len(vague), len(taken))
+    report("precision", len(taken), len(taken))
+
+
+def _by_cell(records: Sequence[CostRecord]) -> dict[Cell, list[float]]:
+    cells: dict[Cell, list[float]] = {}
+    for record in records:
+        cells.setdefault((record.model, record.tokens, record.context), []).append(record.seconds)
+    return cells
+
+
+def _vague(seconds: Sequence[float], precision: float) -> bool:
+    return len(seconds) < MOST and relative_error(seconds) > precision
 
 
 def time_switches(
@@ -404,6 +433,7 @@ def time_switches(
     *,
     target: str,
     contexts: Sequence[int],
+    report: Progress,
     only: Collection[str] | None = None,
 ) -> list[SwitchRecord]:
     """Return pairs of passes behind another network's and behind an own one; `only` of some networks, if given.
@@ -416,19 +446,20 @@ def time_switches(
         text, prompt = filler(traces)
         context = contexts[len(contexts) // 2]
         options: dict[str, Any] = {"context": context, "repeats": _SWITCHES, "text": text, "prompt": prompt}
-        records = []
+        records, total = [], _SWITCHES * len(wanted)
         for record in measure_switches(networks, target, only=wanted, **options):
             journal.add(switch=asdict(record))
             records.append(record)
+            report("switches", len(records), total)
+        if records:
+            report("switches", total, total)  # a network without room for such passes has none
     return records
 
 
 def sharpened(records: list[CostRecord], timer: PassTimer, precision: float) -> Iterator[CostRecord]:
     """Add to `records`, and yield, further timings of what is not known to `precision` yet."""
-    cells: dict[Cell, list[float]] = {}
-    for record in records:
-        cells.setdefault((record.model, record.tokens, record.context), []).append(record.seconds)
-    while vague := [c for c, taken in cells.items() if len(taken) < MOST and relative_error(taken) > precision]:
+    cells = _by_cell(records)
+    while vague := [cell for cell, taken in cells.items() if _vague(taken, precision)]:
         for cell in vague:
             records.append(CostRecord(*cell, len(cells[cell]), timer.time(cell)))
             cells[cell].append(records[-1].seconds)

@@ -15,7 +15,7 @@ from hsdopt.checks import check_length, check_nonnegative
 from hsdopt.plan import Plan
 from hsdopt.profiles import Setting
 from hsdopt.profiling.journal import Journal
-from hsdopt.profiling.measure import digest, machine
+from hsdopt.profiling.measure import digest, machine, silent
 from hsdopt.runtime import generate
 from hsdopt.runtime.events import Generation
 from hsdopt.runtime.model import Model
@@ -174,6 +174,7 @@ def measure_plans(
     runs = record.read(MeasuredRun.from_record)
     finished = {(run.plan, run.prompt, run.repeat) for run in runs}
     total = len(entrants) * len(prompts) * repeats
+    report = progress or silent
     if len(finished) < total:
         _warm_up(entrants, prompts[0], setting)
     for repeat, prompt, index in _turns(len(entrants), len(prompts), repeats, seed, by_prompt=budget is not None):
@@ -187,10 +188,10 @@ def measure_plans(
         fields = {name: getattr(timed, name) for name in Timed.__slots__}
         runs.append(MeasuredRun(plan=label, prompt=prompt, repeat=repeat, order=len(runs), **fields))
         record.add(**runs[-1].to_record())
-        if progress is not None:
-            progress("runs", len(runs), total)
         if between is not None:
             between()
+        report("runs", min(len(runs), total - 1), total)
+    report("runs", total, total)  # a budget may end them earlier
     return tuple(runs)
 
 

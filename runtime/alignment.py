@@ -287,8 +287,18 @@ class _Training:
             if perf_counter() - saved > _SAVE_SECONDS:
                 self.checkpoints.save(self)
                 saved = perf_counter()
-            progress("training", self.state.step, self.state.steps or recipe.steps)
-        return self._outcome(before, stopped)
+            done, total = self._progress
+            progress("training", min(done, total - 1), total)
+        outcome = self._outcome(before, stopped)
+        progress("training", total := self._progress[1], total)  # patience may have ended it earlier
+        return outcome
+
+    @property
+    def _progress(self) -> tuple[int, int]:
+        """How far it is: steps out of all, or seconds where time is what limits it."""
+        if self.recipe.minutes is None:
+            return self.state.step, self.recipe.steps
+        return math.floor(self.state.seconds), max(round(60 * self.recipe.minutes), 1)
 
     def _outcome(self, before: dict[str, Agreement], stopped: Literal["steps", "patience", "time"]) -> Outcome:
         with torch.no_grad():

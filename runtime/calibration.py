@@ -200,6 +200,8 @@ def calibrate(
     given = [example for example in done[: writer.asked] if example.group < len(prompts)]
     spans = _spans(given, wanted, target)
     writer.write(sorted(spans, key=lambda job: len(job.prompt)))
+    if progress is not None:
+        progress("calibrating", total, total)  # short outputs make fewer spans and prompts than were asked for
     return done
 
 

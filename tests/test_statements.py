@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stack import call, make_stack, profile_arguments
 from traced import traced_profile
 from typer.testing import CliRunner
 
@@ -142,3 +145,85 @@ def test_the_frontier_is_one_under_the_deciding_evaluator(path: Path) -> None:
     points = json.loads(told)["frontier"]
     assert [point["deviation"] for point in points] == sorted(point["deviation"] for point in points)
     assert [point["speedup"] for point in points] == sorted(point["speedup"] for point in points)
+
+
+# --- progress ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[tuple[int, int]]]:
+    """Return what commands report to their progress bars: (done, total) by stage."""
+    stages: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def recorder() -> Iterator[Callable[[str, int, int], None]]:
+        yield lambda stage, done, total: stages.setdefault(stage, []).append((done, total))
+
+    for module in ("profile", "validate_runs", "quality", "align_train", "check"):
+        monkeypatch.setattr(f"hsdopt.cli.{module}.progress_bar", recorder)
+    return stages
+
+
+def check_ends(stages: dict[str, list[tuple[int, int]]], *expected: str) -> None:
+    """Require that every stage rises to a total that never changes, and gets there with its last report."""
+    assert set(expected) <= stages.keys()
+    for stage, reports in stages.items():
+        totals = {total for _, total in reports}
+        done = [count for count, _ in reports]
+        assert len(totals) == 1, (stage, totals)
+        assert done == sorted(done), stage
+        assert done[-1] == totals.pop() > 0, (stage, reports[-1])
+    stages.clear()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_stack(tmp_path_factory.mktemp("stack"))
+
+
+@pytest.fixture(scope="module")
+def measured(root: Path) -> Path:
+    call(*profile_arguments(root, root / "profile.json"))
+    return root / "profile.json"
+
+
+def test_bars_of_a_profile_end_at_their_ends(
+    root: Path, told: dict[str, list[tuple[int, int]]], tmp_path: Path
+) -> None:
+    arguments = profile_arguments(root, tmp_path / "profile.json", "--precision", "0.2")
+    call(*arguments)
+    check_ends(told, "acceptance", "pass costs", "precision", "switches", "prefills and rounds")
+
+
+def test_bars_of_a_budget_end_at_their_ends(root: Path, told: dict[str, list[tuple[int, int]]], tmp_path: Path) -> None:
+    arguments = [*profile_arguments(root, tmp_path / "profile.json"), "--budget", "2s"]
+    place = arguments.index("--repeats") if "--repeats" in arguments else None
+    call(*(arguments if place is None else [*arguments[:place], *arguments[place + 2 :]]))
+    check_ends(told, "budget")
+
+
+@pytest.mark.parametrize("budget", [(), ("--budget", "0.01s")])
+def test_bars_of_a_validation_end_at_their_ends(
+    measured: Path, told: dict[str, list[tuple[int, int]]], tmp_path: Path, budget: tuple[str, ...]
+) -> None:
+    call("validate", measured, "--plan", "big(small:2)", "--repeats", "1", *budget, "-o", tmp_path)
+    check_ends(told, "runs", "acceptance", "control passes")
+
+
+def test_bars_of_quality_and_check_end_at_their_ends(
+    measured: Path, told: dict[str, list[tuple[int, int]]], tmp_path: Path
+) -> None:
+    grid = ("--fallback", "0.5", "--rollback", "3", "--repeats", "1", "--max-prompts", "2")
+    call("quality", measured, *grid, "-o", tmp_path / "quality")
+    check_ends(told, "runs", "outputs")
+    CliRunner().invoke(app, ["check", str(measured), "--seconds", "0.1"])  # what it finds depends on the machine
+    check_ends(told, "pass costs")
+
+
+@pytest.mark.parametrize("limit", [("--steps", "12", "--patience", "1"), ("--minutes", "0.03")])
+def test_bars_of_an_alignment_end_at_their_ends(
+    root: Path, told: dict[str, list[tuple[int, int]]], tmp_path: Path, limit: tuple[str, ...]
+) -> None:
+    what = ("--target", root / "big", "--prompts", root / "prompts.jsonl", "--layers", "1", "--max-new-tokens", "8")
+    call("align", *what, "--spans", "2", "--evaluate-every", "3", "--batch", "2", *limit, "-o", tmp_path / "drafter")
+    check_ends(told, "calibrating", "choosing layers", "training")

@@ -94,6 +94,7 @@ def measured_runs(
         reached = 1 + max(run.prompt for run in measured)
         used = dict(islice(rendered.items(), reached))
         timed = _traced(profiled, models, used, place.journal("traces"), resume=place.resume, progress=progress)
+        control.finish(progress)
         return control.applied(timed), control.noise(), measured
 
 
