@@ -229,7 +229,7 @@ def _show(report: dict[str, Any], directory: Path) -> None:
     summary = report["summary"]
     error = _or_blank(summary["median_error"], lambda value: f"{value:.1%}") or "unknown"
     regret = _or_blank(summary["regret"], lambda value: f"{value:+.1%}") or "unknown (needs 2 repeats)"
-    typer.echo("ms per token, fastest plan first")
+    typer.echo("ms per token, fastest plan first; predicted: from these very prompts and the speed of now")
     output().print(table)
     typer.echo(f"median error {error}, regret of the pick {regret}")
     typer.echo(f"report: {directory / 'report.html'}")

@@ -45,10 +45,11 @@ def _sentence(report: Report, chosen: str, alone: str) -> str:
     if summary["chosen"] == summary["autoregression"]:
         return f"The prediction chose {alone} alone, which takes {base} ms per token. {_rival(report)}"
     foreseen = summary["predicted_speedup"]
+    said = "" if foreseen is None else f" (the profile predicted {foreseen:.2f} times)"
     sure = in_brackets(summary["speedup_interval"], "{:.2f}", summary["confidence"])
     return (
         f"{chosen} ran {summary['speedup']:.2f} times as fast as {alone} alone{sure}: "
-        f"{own} instead of {base} ms per token{'' if foreseen is None else f' (predicted: {foreseen:.2f} times)'}."
+        f"{own} instead of {base} ms per token{said}."
         f"{_advice(report)}"
     )
 
