@@ -353,3 +353,10 @@ def test_all_ordered_trees_are_counted() -> None:
     catalan = [math.comb(2 * n, n) // (n + 1) for n in range(8)]
     assert [len(set(all_trees(n))) for n in range(8)] == catalan
     assert all(drafted(tree) == 5 for tree in all_trees(5))
+
+
+def test_a_tree_that_holds_itself_is_refused() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(InvalidArgumentError, match="deep"):
+        trees.expected_tokens(endless, [0.5])  # type: ignore[arg-type]

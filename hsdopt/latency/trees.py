@@ -27,6 +27,7 @@ TreeLike: TypeAlias = Sequence["TreeLike"]
 PositionalAcceptance: TypeAlias = Sequence[Sequence[float] | FloatArray] | Sequence[float] | FloatArray
 """One row of acceptances for each depth; a single row, bare or in a list, holds at every depth."""
 
+_DEEPEST = 4096  # drafted tokens; a sequence that holds itself would have no end
 _ROUNDING = 1e-9  # what a sum of probabilities may be off by
 _TIE = 1e-12  # gap under which two trees count as equally good
 
@@ -230,6 +231,8 @@ def _levels(tree: TreeLike, rows: list[FloatArray]) -> Iterator[tuple[FloatArray
                 f"expected a tree at most {len(rows)} drafted tokens deep, one row of acceptance for each depth; "
                 "got a deeper one: add rows, or give a single row for all depths"
             )
+        if depth > _DEEPEST:
+            raise InvalidArgumentError(f"expected a tree at most {_DEEPEST} drafted tokens deep; got a deeper one")
         row = rows[min(depth, len(rows) - 1)]
         counts = [len(node) for node in nodes]
         if max(counts) > len(row):

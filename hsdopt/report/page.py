@@ -12,7 +12,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.errors import HsdoptError
-from hsdopt.files import read_json, write_document
+from hsdopt.files import read_json, require_regular, write_document
 from hsdopt.report.answer import answer_section, headline, regret_section, tiles_section
 from hsdopt.report.details import (
     figures_section,
@@ -113,6 +113,7 @@ def html_page(
 
 
 def _write(path: Path, text: str) -> None:
+    require_regular(path, "a report")
     write_document(path, text.encode())
 
 
