@@ -76,6 +76,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u
 _FORMAT = "hsdopt-plan"
 _WINDOW = 64
 """Characters of a text shown around a fault."""
+_REFERENCE_RUN = 10  # small tokens that the authors' code of Big Little Decoder writes at once, unless told
 T = TypeVar("T")
 
 
@@ -103,6 +104,90 @@ class Plan:
     def label(self) -> str:
         """A short name for tables and figures: the notation, or what stands for a plan that has none."""
         return format_plan(self)
+
+    @property
+    def description(self) -> str:
+        """The plan in full for people: the notation, or an adaptive plan's tables in words."""
+        return format_plan(self)
+
+    @property
+    def family(self) -> str:
+        """The smallest family that contains the plan."""
+        raise NotImplementedError
+
+    @property
+    def row(self) -> tuple[Segment, ...]:
+        """The segments of the target's draft; none where the draft has no set length."""
+        return ()
+
+    @property
+    def tables(self) -> tuple[tuple[str, tuple[Choice | None, ...]], ...]:
+        """Per drafter that chooses as it goes, its choices at 1, 2, ... tokens owed."""
+        return ()
+
+    @property
+    def stack(self) -> Level | None:
+        """The plan itself if it is a stack of set rows."""
+        return None
+
+    @property
+    def bild(self) -> Bild | None:
+        """The plan itself if it is Big Little Decoder."""
+        return None
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Who drafts for the target, first tokens first."""
+        return tuple(segment.level.model for segment in self.row)
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The (drafter, verifier) pairs whose acceptance decides, each once."""
+        return ()
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The models that may score several tokens in one pass, each once."""
+        return (self.target,)
+
+    @property
+    def scoring(self) -> tuple[str, ...]:
+        """The models that score drafts or decode, which no lookup drafter can."""
+        return self.verifiers
+
+    @property
+    def lenient(self) -> tuple[Level, ...]:
+        """The levels that review leniently."""
+        return tuple(level for level in self.walk() if level.lenience != 1)
+
+    @property
+    def depth(self) -> int:
+        """Levels of drafting; 0 is autoregression."""
+        return len(self.models) - 1
+
+    @property
+    def longest_draft(self) -> int | None:
+        """The most tokens one draft for the target can hold (None if that is open-ended)."""
+        return None
+
+    @property
+    def longest_anywhere(self) -> int:
+        """The most tokens one draft at any level can hold; 0 where none has a set length."""
+        return max((level.longest_draft or 0 for level in self.walk()), default=0)
+
+    @property
+    def drafted(self) -> int:
+        """The draft lengths of all levels together."""
+        return 0
+
+    @property
+    def size(self) -> tuple[int, int, str]:
+        """What decides between plans that tie: models, tokens drafted at all levels, then the notation."""
+        return len(self.models), self.drafted, format_plan(self)
+
+    def walk(self) -> Iterator[Level]:
+        """Yield every level of a stack, the target's first, depth first; other plans have none."""
+        yield from ()
 
     def __str__(self) -> str:
         """Return `label`."""
@@ -228,6 +313,40 @@ class Level(Plan):
         return tuple(dict.fromkeys([*names, self.model]))
 
     @property
+    def family(self) -> str:
+        """The smallest family that contains the plan.
+
+        Examples
+        --------
+        >>> [parse_plan(text).family for text in ("t", "t(d:4)", "t(d:4(e:2))", "t(d:4, e:2)", "t(d:4+(e:2))")]
+        ['autoregression', 'speculative', 'hierarchy', 'cascade', 'cascade']
+        """
+        rows = [level.row for level in self.walk()]
+        if any(len(row) > 1 or any(segment.stop != "truncate" for segment in row) for row in rows):
+            return "cascade"
+        return ("autoregression", "speculative")[self.depth] if self.depth < 2 else "hierarchy"
+
+    @property
+    def stack(self) -> Level:
+        """The plan itself."""
+        return self
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The (drafter, verifier) pairs, the target's first."""
+        return tuple(dict.fromkeys((below, level.model) for level in self.walk() for below in level.drafters))
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The target, and every model with a draft to review."""
+        return tuple(dict.fromkeys([self.model, *(level.model for level in self.walk() if level.row)]))
+
+    @property
+    def drafted(self) -> int:
+        """The draft lengths of all levels together."""
+        return sum(segment.length for level in self.walk() for segment in level.row)
+
+    @property
     def depth(self) -> int:
         """Levels of drafting; 0 is autoregression."""
         return self._shape.depth
@@ -307,6 +426,32 @@ class Bild(Plan):
         return (self.small, self.large)
 
     @property
+    def family(self) -> str:
+        """Big Little Decoder's own."""
+        return "bild"
+
+    @property
+    def bild(self) -> Bild:
+        """The plan itself."""
+        return self
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The small model."""
+        return (self.small,)
+
+    @property
+    def scoring(self) -> tuple[str, ...]:
+        """Both models."""
+        return self.models
+
+    @property
+    def longest_run(self) -> int | None:
+        """The most small tokens before the large model reviews: the stride, else the limit; None is no limit."""
+        longest = self.max_draft if self.stride is None else self.stride
+        return _REFERENCE_RUN if longest is None and self.semantics == "reference" else longest
+
+    @property
     def lossless(self) -> bool:
         """Never: quality is traded for speed."""
         return False
@@ -324,6 +469,11 @@ class Choice:
         _require_name(self.drafter, "a model name as the drafter of a choice")
         if not _is_length(self.length):
             _refuse_length(self.length, f"a draft length of at least 1 for {_brief(self.drafter)}")
+
+    @property
+    def row(self) -> tuple[Segment, ...]:
+        """The draft as the only segment of a row."""
+        return (Segment(Level(self.drafter), self.length),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +532,64 @@ class Adaptive(Plan):
         draft = "" if self.draft is None else f"({_quote(self.draft.drafter)}:{self.draft.length})"
         digest = hashlib.sha256(format_plan(self).encode()).hexdigest()[:4]
         return f"adaptive {_quote(self.model)}{draft} #{digest}"
+
+    @property
+    def description(self) -> str:
+        """The tables in words.
+
+        Examples
+        --------
+        >>> table = (None, Choice("lookup", 1), Choice("lookup", 1))
+        >>> Adaptive("t", Choice("d", 3), (("d", table),)).description
+        'adaptive t(d:3); d owing 1: alone, 2-3: lookup:1'
+        """
+        if self.draft is None:
+            return format_plan(self)
+        words = [f"adaptive {self.model}({self.draft.drafter}:{self.draft.length})"]
+        for name, row in self.tables:
+            starts = [place for place in range(len(row)) if place == 0 or row[place] != row[place - 1]]
+            parts = []
+            for start, end in zip(starts, [*starts[1:], len(row)], strict=True):
+                choice = row[start]
+                owed = f"{start + 1}" if end == start + 1 else f"{start + 1}-{end}"
+                parts.append(f"{owed}: " + ("alone" if choice is None else f"{choice.drafter}:{choice.length}"))
+            words.append(f"{name} owing {', '.join(parts)}")
+        return "; ".join(words)
+
+    @property
+    def family(self) -> str:
+        """A family of its own, unless the target decodes alone."""
+        return "autoregression" if self.draft is None else "adaptive"
+
+    @property
+    def row(self) -> tuple[Segment, ...]:
+        """The target's draft."""
+        return () if self.draft is None else self.draft.row
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """The (drafter, verifier) pairs, the target's first."""
+        return tuple(dict.fromkeys((choice.drafter, owner) for owner, choice in self._choices()))
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The target, and every model with a table."""
+        return tuple(name for name in self.models if name in (self.model, *dict(self.tables)))
+
+    @property
+    def longest_draft(self) -> int:
+        """The tokens of the target's draft."""
+        return 0 if self.draft is None else self.draft.length
+
+    @property
+    def longest_anywhere(self) -> int:
+        """The longest draft that the target or a table asks for."""
+        return max((choice.length for _, choice in self._choices()), default=0)
+
+    @property
+    def drafted(self) -> int:
+        """The target's draft, and the entries of all tables."""
+        return self.longest_draft + sum(len(table) for _, table in self.tables)
 
     def table(self, model: str) -> tuple[Choice | None, ...]:
         """Return the choices of `model` at 1, 2, ... tokens owed."""

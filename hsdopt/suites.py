@@ -162,13 +162,13 @@ def _slow(profile: Profile) -> Iterator[Plan]:
 
 def _neighbours(plan: Plan) -> Iterator[Plan]:
     """Make one draft of the target one token shorter or longer."""
-    if not isinstance(plan, Level):
+    if plan.stack is None:
         return
     for index, segment in enumerate(plan.row):
         for length in (segment.length - 1, segment.length + 1):
             if length >= 1:
                 changed = replace(segment, length=length)
-                yield replace(plan, row=(*plan.row[:index], changed, *plan.row[index + 1 :]))
+                yield replace(plan.stack, row=(*plan.row[:index], changed, *plan.row[index + 1 :]))
 
 
 def _conventions(profile: Profile) -> Iterator[Plan]:

@@ -20,7 +20,7 @@ from hsdopt.checks import check_length, check_nonnegative
 from hsdopt.costs import CostCurve
 from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.latency.expected import expected_passes
-from hsdopt.plan import LOOKUP, Adaptive, Level, Plan
+from hsdopt.plan import LOOKUP, Plan
 from hsdopt.profiles import ModelInfo, Profile, Shape
 
 __all__ = [
@@ -257,7 +257,7 @@ def plan_work(plan: Plan, profile: Profile, *, context: float | None = None) -> 
     (1.843, 0.686)
     """
     place = _context(profile) if context is None else context
-    verifiers = _verifiers(plan)
+    verifiers = plan.verifiers
     flops = moved = 0.0
     approximate = False
     for (model, tokens), count in expected_passes(plan, profile).passes.items():
@@ -272,15 +272,6 @@ def plan_work(plan: Plan, profile: Profile, *, context: float | None = None) -> 
 def _context(profile: Profile) -> float:
     contexts = profile.cost(profile.target).contexts
     return float(contexts[len(contexts) // 2]) if profile.context is None else profile.context
-
-
-def _verifiers(plan: Plan) -> set[str]:
-    """Return the models that may score several tokens in one pass."""
-    if isinstance(plan, Level):
-        return {level.model for level in plan.walk() if level.row}
-    if isinstance(plan, Adaptive):
-        return {plan.model, *dict(plan.tables)}
-    return {plan.target}
 
 
 def _info(profile: Profile, model: str) -> ModelInfo:

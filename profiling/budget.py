@@ -41,7 +41,6 @@ from hsdopt.profiling.measure import (
 from hsdopt.profiling.workload import Workload
 from hsdopt.runtime.lookup import Lookup
 from hsdopt.runtime.model import Model
-from hsdopt.solvers.solution import plan_words
 
 __all__ = ["COARSE", "Bench", "Race", "profile_within"]
 
@@ -350,12 +349,12 @@ class Race:
         state.looks += 1
         state.risked += verdict.allowed
         for rival in verdict.surviving:
-            state.eliminated.pop(plan_words(rival.plan), None)
-        state.eliminated.pop(plan_words(verdict.pick), None)
+            state.eliminated.pop(rival.plan.description, None)
+        state.eliminated.pop(verdict.pick.description, None)
         if verdict.refine:
             return  # curves still hide something: nothing is ruled out on their account
         for rival in verdict.eliminated:
-            state.eliminated.setdefault(plan_words(rival.plan), f"look {state.looks}: {rival} against the pick")
+            state.eliminated.setdefault(rival.plan.description, f"look {state.looks}: {rival} against the pick")
         kept = {model for plan in (verdict.pick, *(rival.plan for rival in verdict.surviving)) for model in plan.models}
         for name in self.drafters:
             if name not in kept:
@@ -451,12 +450,12 @@ def _reduction(verdict: Verdict, source: str, there: int) -> float:
 def _told(verdict: Verdict, prompts: int, repeats: int, *, settled: bool) -> dict[str, Any]:
     """Return a verdict as plain values."""
     return {
-        "pick": plan_words(verdict.pick),
+        "pick": verdict.pick.description,
         "plan": plan_to_json(verdict.pick),
         "seconds_per_token": verdict.seconds,
         "speedup": verdict.alone / verdict.seconds,
         "probability": 1 - verdict.wrong,
-        "surviving": [plan_words(rival.plan) for rival in verdict.surviving],
+        "surviving": [rival.plan.description for rival in verdict.surviving],
         "unresolved": [] if settled else [str(rival) for rival in _deciding(verdict)],
         "needed": "" if settled else _needed(verdict, prompts, repeats),
     }

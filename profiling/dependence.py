@@ -156,9 +156,9 @@ def stray_runs(
 
     reviews: list[Review] = []
     for plan in plans:
-        if not isinstance(plan, Level) or plan.depth < 2:
+        if plan.stack is None or plan.depth < 2:
             continue
         for prompt in prompts:
             made = generate(plan, models, list(prompt), ignore_eos=True, seed=seed, **setting.model_dump())
-            reviews += middle_reviews(made.events, plan)
+            reviews += middle_reviews(made.events, plan.stack)
     return count_strays(reviews)

@@ -27,9 +27,9 @@ from hsdopt.costs import CostCurve, fitted_costs
 from hsdopt.errors import PredictionError
 from hsdopt.latency.counts import Counts, steady_counts
 from hsdopt.latency.kernel import Kernel
-from hsdopt.plan import Adaptive, Level, Plan
+from hsdopt.plan import Level, Plan
 from hsdopt.profiles import Profile
-from hsdopt.solvers.solution import Candidate, Solution, plan_words
+from hsdopt.solvers.solution import Candidate, Solution
 from hsdopt.solvers.solve import solve
 
 __all__ = ["WITHIN", "Question", "Rival", "Verdict", "judge"]
@@ -108,7 +108,7 @@ class Rival:
     def __str__(self) -> str:
         """Say how it compares with the pick."""
         doubt = f" ± {2 * self.deviation:.1%}" if math.isfinite(self.deviation) else ", too few values to say how sure"
-        return f"{plan_words(self.plan)} takes {math.expm1(self.excess):+.1%}{doubt}"
+        return f"{self.plan.description} takes {math.expm1(self.excess):+.1%}{doubt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,6 @@ def _ordered(found: Solution) -> list[Candidate]:
 
 
 def _counts(plan: Plan, profile: Profile) -> Counts:
-    assert isinstance(plan, Level | Adaptive)  # noqa: S101 -- solve returns lossless plans
     return steady_counts(Kernel(plan, profile), plan.models)
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hsdopt.runtime.sampling import Law, Rule, Sampling
     from hsdopt.runtime.workspace import Workspace
 
-_REFERENCE_STINT = 10
-
 
 class BildDecoder:
     """A `Bild` plan at work.
@@ -50,8 +48,6 @@ class BildDecoder:
         self._rule = rule
         self._ends = ends
         self._reference = plan.semantics == "reference"
-        longest = plan.max_draft if plan.stride is None else plan.stride
-        self._longest = _REFERENCE_STINT if longest is None and self._reference else longest
         # logits [1, vocab] that a prefill gave for the next token, as long as nothing was written behind the prompt
         self._ahead: dict[str, torch.Tensor | None] = {}
 
@@ -90,7 +86,7 @@ class BildDecoder:
     def _stint(self, limit: int) -> None:
         """Append the small model's tokens until it is unsure, or has written enough."""
         work, plan = self._work, self._plan
-        left = limit if self._longest is None else min(limit, self._longest)
+        left = limit if plan.longest_run is None else min(limit, plan.longest_run)
         while left > 0 and work.room(plan.small) >= 0:
             logits = self._logits(plan.small)
             token, law = self._rule.choose(logits, work.tokens)

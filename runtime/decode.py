@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hsdopt.plan import Adaptive, Level, Segment
 from hsdopt.runtime.events import verifications
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from hsdopt.plan import Choice, Stop
+    from hsdopt.plan import Level, Plan, Segment, Stop
     from hsdopt.runtime.sampling import Law, Rule
     from hsdopt.runtime.workspace import Workspace
 
@@ -38,14 +37,14 @@ class Decoder:
         Ids that end a text; nothing is drafted behind one.
     """
 
-    def __init__(self, plan: Level | Adaptive, work: Workspace, rule: Rule, ends: AbstractSet[int]) -> None:
+    def __init__(self, plan: Plan, work: Workspace, rule: Rule, ends: AbstractSet[int]) -> None:
         self._work = work
         self._rule = rule
         self._ends = ends
         self._target = plan.target
         self._drafters = [name for name in plan.models if name != plan.target]
-        self._tables = dict(_tables(plan))
-        self._row = plan.row if isinstance(plan, Level) else _as_row(plan.draft)
+        self._tables = {name: [() if choice is None else choice.row for choice in table] for name, table in plan.tables}
+        self._row = plan.row
 
     def start(self) -> int:
         """Feed the prompt to the target, which gives the first token; return 1."""
@@ -156,13 +155,3 @@ class Decoder:
     def _goes_on(self, model: str) -> bool:
         """Whether the text is open, and within the positions of a drafter."""
         return self._work.room(model) >= 0 and self._work.tokens[-1] not in self._ends
-
-
-def _tables(plan: Level | Adaptive) -> list[tuple[str, Sequence[Row]]]:
-    if isinstance(plan, Level):
-        return []
-    return [(name, [_as_row(choice) for choice in table]) for name, table in plan.tables]
-
-
-def _as_row(choice: Choice | None) -> Row:
-    return () if choice is None else (Segment(Level(choice.drafter), choice.length),)

@@ -9,7 +9,7 @@ import torch
 
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError
-from hsdopt.plan import Adaptive, Bild, Level, parse_plan
+from hsdopt.plan import parse_plan
 from hsdopt.runtime.bild import BildDecoder
 from hsdopt.runtime.decode import Decoder
 from hsdopt.runtime.events import Generation, Seconds
@@ -162,12 +162,10 @@ def _settle(owner: str, work: Workspace, output: _Output, gained: int) -> None:
 
 
 def _scheme(plan: Plan, work: Workspace, sampling: Sampling, dice: Dice, ends: AbstractSet[int]) -> Scheme:
-    if isinstance(plan, Bild):
-        return BildDecoder(plan, work, sampling, rule_for(sampling, dice, lenient=False), ends)
-    if isinstance(plan, Level | Adaptive):
-        lenient = isinstance(plan, Level) and any(level.lenience != 1 for level in plan.walk())
-        return Decoder(plan, work, rule_for(sampling, dice, lenient=lenient), ends)
-    raise InvalidArgumentError(f"expected a Level, Bild or Adaptive plan; got {type(plan).__name__}")
+    rule = rule_for(sampling, dice, lenient=bool(plan.lenient))
+    if plan.bild is None:
+        return Decoder(plan, work, rule, ends)
+    return BildDecoder(plan.bild, work, sampling, rule, ends)
 
 
 class _Output:

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from hsdopt.errors import InvalidArgumentError, ModelError
-from hsdopt.plan import Adaptive, Level
 from hsdopt.runtime.events import Event
 from hsdopt.runtime.lookup import LookupSession
 from hsdopt.runtime.models import check_vocabulary
@@ -188,22 +187,13 @@ def models_of(plan: Plan, models: Mapping[str, Model]) -> dict[str, Model]:
             f" load it, or use one of {', '.join(models) or 'those you load'}"
         )
     named = {name: models[name] for name in plan.models}
-    for name in _scoring(plan):
+    for name in plan.scoring:
         if named[name].kind == "lookup":
             raise ModelError(f"expected a language model as {name}; {named[name].source} only proposes: draft with it")
     for model in named.values():
         if model.kind != "lookup":
             check_vocabulary(named[plan.target], model)
     return named
-
-
-def _scoring(plan: Plan) -> Sequence[str]:
-    """Return the names of the models that score drafts or decode in `plan`, which no lookup drafter can."""
-    if isinstance(plan, Level):
-        return [plan.model, *(level.model for level in plan.walk() if level.row)]
-    if isinstance(plan, Adaptive):
-        return [name for name in plan.models if name in (plan.model, *dict(plan.tables))]
-    return plan.models
 
 
 def check_prompt(prompt: Sequence[int], target: Model, max_new_tokens: int) -> None:

@@ -23,7 +23,6 @@ from hsdopt.latency import expected_latency
 from hsdopt.plan import LOOKUP, plan_from_json
 from hsdopt.profiles import Profile
 from hsdopt.profiling.cost import NEW_TOKENS
-from hsdopt.solvers.solution import plan_words
 from hsdopt.solvers.solve import solve
 
 DRAFTERS = ("lookup", "smollm2-int8", "smollm2-int4", "smollm2-skip3")
@@ -89,9 +88,9 @@ def compare(short: Profile, long: Profile) -> dict[str, Any]:
         "stopped": said["stopped"],
         "probability": said["probability"],
         "pick": said["pick"],
-        "best": plan_words(best.plan),
+        "best": best.plan.description,
         "regret": judge(pick) / best.seconds_per_token - 1,
-        "closed_form_best": plan_words(closed.plan),
+        "closed_form_best": closed.plan.description,
         "closed_form_regret": expected_latency(pick, long).seconds_per_token / closed.seconds_per_token - 1,
         "prompts": said["prompts"],
         "unresolved": said["unresolved"],

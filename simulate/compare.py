@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from hsdopt.errors import InvalidArgumentError, PlanError, PredictionError
-from hsdopt.plan import Adaptive, Bild, Level, parse_plan
+from hsdopt.plan import parse_plan
 from hsdopt.simulate.intervals import expanded_tail
 
 __all__ = [
@@ -524,17 +524,9 @@ def plan_family(text: str) -> str:
     ['autoregression', 'speculative', 'hierarchy', 'cascade', 'baseline']
     """
     try:
-        plan = parse_plan(text)
+        return parse_plan(text).family
     except PlanError:
         return BASELINE
-    if isinstance(plan, Bild):
-        return "bild"
-    if isinstance(plan, Adaptive) or not isinstance(plan, Level):
-        return "adaptive"
-    levels = tuple(plan.walk())
-    if any(len(level.row) > 1 or any(s.stop in ("rounds", "until") for s in level.row) for level in levels):
-        return "cascade"
-    return ("autoregression", "speculative")[plan.depth] if plan.depth < 2 else "hierarchy"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import singledispatch
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -119,6 +120,7 @@ class Edge:
         return self.length * gain if self.stop == "rounds" else self.length - 1 + gain
 
 
+@singledispatch
 def compile_plan(plan: Plan) -> Node:
     """Return the target's level of a lossless plan, ready to run.
 
@@ -127,11 +129,12 @@ def compile_plan(plan: Plan) -> Node:
     PredictionError
         If the plan is not a stack of levels (Big Little Decoder).
     """
-    if isinstance(plan, Level):
-        return _level(plan, plan.models)
-    if isinstance(plan, Adaptive):
-        return _adaptive(plan)
     raise PredictionError(f"expected a stack of levels; got {plan}: bild plans are predicted by replaying traces")
+
+
+@compile_plan.register(Level)
+def _stack(plan: Level) -> Node:
+    return _level(plan, plan.models)
 
 
 def _level(level: Level, models: Sequence[str]) -> Node:
@@ -146,6 +149,7 @@ def _edge(level: Level, segment: Segment, models: Sequence[str]) -> Edge:
     return Edge(name, level.model, models.index(name), segment.length, segment.stop, node, lenience)
 
 
+@compile_plan.register(Adaptive)
 def _adaptive(plan: Adaptive) -> Node:
     nodes: dict[str, Node] = {}
 
@@ -634,10 +638,8 @@ def _added(total: Ints, more: Ints) -> Ints:
 
 def refuse_lenience(plan: Plan) -> None:
     """Raise PredictionError if a level of `plan` is lenient, since pairwise rates do not tell what it accepts."""
-    if isinstance(plan, Level):
-        lenient = [level for level in plan.walk() if level.lenience != 1]
-        if lenient:
-            raise PredictionError(
-                f"expected lenience 1 to predict {plan}; got {lenient[0].lenience:g} at {lenient[0].model}: "
-                "pairwise acceptance does not predict it, so measure it with short runs"
-            )
+    for level in plan.lenient:
+        raise PredictionError(
+            f"expected lenience 1 to predict {plan}; got {level.lenience:g} at {level.model}: "
+            "pairwise acceptance does not predict it, so measure it with short runs"
+        )

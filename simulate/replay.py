@@ -21,7 +21,7 @@ from hsdopt.acceptance import Traces
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.overhead import Overhead
-from hsdopt.plan import LOOKUP, Bild, Level, Plan
+from hsdopt.plan import LOOKUP, Bild, Plan
 from hsdopt.profiles import DEFAULT_MAX_LENGTH, Profile
 from hsdopt.simulate.engine import (
     CostTable,
@@ -45,7 +45,6 @@ __all__ = ["BildCounts", "ReplayedRun", "replay", "replay_many"]
 _REPEATS = 16
 """Walks per prompt when acceptance has to be drawn."""
 
-_REFERENCE_STINT = 10
 """The most tokens of a stint in the public code of Big Little Decoder."""
 
 PRIOR_DRAFTS = 10.0
@@ -277,7 +276,7 @@ def replay_many(
     for plan in plans:
         for model in plan.models:
             profile.require(model)
-        run = _BildWalk(plan, script).run() if isinstance(plan, Bild) else _walk(plan, script, seed, repeats)
+        run = _walk(plan, script, seed, repeats) if plan.bild is None else _BildWalk(plan.bild, script).run()
         refuse_extrapolation(plan, run, {model: script.costs(model) for model in plan.models})
         runs.append(_with_overhead(run, beside))
     return runs
@@ -290,7 +289,7 @@ def _with_overhead(run: ReplayedRun, beside: Overhead) -> ReplayedRun:
 
 def _reach(plan: Plan) -> int:
     """Return how far past the end of an output a plan may come."""
-    return 0 if isinstance(plan, Bild) else compile_plan(plan).reach
+    return compile_plan(plan).reach if plan.bild is None else 0
 
 
 class _Script:
@@ -391,9 +390,8 @@ class _Script:
 
     def check_lenience(self, plan: Plan) -> None:
         """Raise PredictionError if a level of `plan` is lenient and the traces do not tell what it accepts."""
-        lenient = [level for level in plan.walk() if level.lenience != 1] if isinstance(plan, Level) else []
         setting = self.profile.setting
-        for level in lenient:
+        for level in plan.lenient:
             below = [segment.level for segment in level.row if segment.level.model != LOOKUP]
             plain = setting.temperature == 0 and setting.top_p == 1 and setting.top_k == 0
             plain = plain and setting.repetition_penalty == 1 and not self.traces.overlap
@@ -584,7 +582,7 @@ class _BildWalk:
         self._plan = plan
         self._script = script
         self._reference = plan.semantics == "reference"
-        self._longest = _longest_stint(plan)
+        self._longest = _ENDLESS if plan.longest_run is None else plan.longest_run
         self._doubts = _doubts(plan, traces)
         self._exceeds = (traces.surprise[pair] > plan.rollback).tolist()
         self._agrees = (traces.choice[plan.small] == traces.choice[plan.large]).tolist()
@@ -681,14 +679,6 @@ class _BildWalk:
         costs = self._script.costs(model)
         seconds = costs.passes(fed, cached) + costs.switch * switched
         return np.bincount(index, weights=seconds, minlength=prompts).astype(float)
-
-
-def _longest_stint(plan: Bild) -> int:
-    """Return the most small tokens of one stint."""
-    longest = plan.max_draft if plan.stride is None else plan.stride
-    if longest is None:
-        return _REFERENCE_STINT if plan.semantics == "reference" else _ENDLESS
-    return longest
 
 
 def _doubts(plan: Bild, traces: Traces) -> list[bool]:

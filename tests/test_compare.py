@@ -352,7 +352,8 @@ def test_coverage_counts_plans_and_widths() -> None:
     [
         ("t", "autoregression"),
         ("t(lookup:8)", "speculative"),
-        ("t(m:6+(d:3))", "hierarchy"),
+        ("t(m:6(d:3))", "hierarchy"),
+        ("t(m:6+(d:3))", "cascade"),
         ("t(m:2x(d:3))", "cascade"),
         ("t(m:4, lookup:8)", "cascade"),
         ("bild(t, d)", "bild"),

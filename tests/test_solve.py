@@ -31,7 +31,6 @@ from hsdopt.solvers.evaluate import neighbours
 from hsdopt.solvers.hierarchy import optimal_hierarchy, search_arrays, solve_arrays
 from hsdopt.solvers.limits import read_limits
 from hsdopt.solvers.rows import best_latency, best_requests, best_rows
-from hsdopt.solvers.solution import family_of, plan_words
 from hsdopt.solvers.solve import FAMILIES, solve
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published.json").read_text())
@@ -397,7 +396,7 @@ def test_an_adaptive_plan_runs_through_the_readers() -> None:
     assert isinstance(found.plan, Adaptive)
     assert found.best_by_family["adaptive"].plan == found.plan
     assert latency(found.plan, profile) == pytest.approx(found.seconds_per_token)
-    assert plan_words(found.plan).startswith("adaptive t(b:")
+    assert found.plan.description.startswith("adaptive t(b:")
     assert found.exact
 
 
@@ -540,9 +539,9 @@ def test_neighbours_differ_in_one_thing() -> None:
 
 
 def test_families_of_plans() -> None:
-    assert family_of(parse_plan("bild(t, d)")) == "bild"
-    assert family_of(Adaptive("t", None)) == "autoregression"
-    assert plan_words(parse_plan("t(d:3)")) == "t(d:3)"
+    assert parse_plan("bild(t, d)").family == "bild"
+    assert Adaptive("t", None).family == "autoregression"
+    assert parse_plan("t(d:3)").description == "t(d:3)"
 
 
 def test_solving_is_fast() -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hsdopt.errors import PredictionError
-from hsdopt.plan import Bild, Level, Plan
+from hsdopt.plan import Level, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +86,7 @@ def _timed(plans: Sequence[Plan], runs: Sequence[MeasuredRun], target: str, *, s
 
 
 def _row(plan: Plan, timed: PlanResult, judged: Judgement, profiled: Profile) -> Row:
-    bild = plan if isinstance(plan, Bild) else None
+    bild = plan.bild
     bounds = timed.speedup.bounds
     return {
         "plan": plan.label,
@@ -113,10 +113,10 @@ def _row(plan: Plan, timed: PlanResult, judged: Judgement, profiled: Profile) ->
 
 def _short(plan: Plan) -> str:
     """Return a name for tables: of Big Little Decoder the small model, fallback and rollback."""
-    if not isinstance(plan, Bild):
+    bild = plan.bild
+    if bild is None or bild.stride is not None:
         return plan.label
-    usual = Bild(plan.large, plan.small, plan.fallback, plan.rollback, plan.max_draft, semantics=plan.semantics)
-    return f"bild({plan.small}, {plan.fallback:g}, {plan.rollback:g})" if plan == usual else plan.label
+    return f"bild({bild.small}, {bild.fallback:g}, {bild.rollback:g})"
 
 
 def _predicted(plan: Plan, profiled: Profile) -> dict[str, float | None]:
@@ -125,7 +125,7 @@ def _predicted(plan: Plan, profiled: Profile) -> dict[str, float | None]:
     from hsdopt.simulate import replay
     from hsdopt.solvers.bild import deviation
 
-    alone = Level(profiled.target)
+    alone, bild = Level(profiled.target), plan.bild
     if profiled.traces is None:
         return {"closed_form": None, "trace_replay": None, "deviation": None}
     tokens = profiled.setting.max_new_tokens - 1
@@ -135,7 +135,7 @@ def _predicted(plan: Plan, profiled: Profile) -> dict[str, float | None]:
         "trace_replay": _or_none(
             lambda: replay(plan, profiled).seconds_per_token / replay(alone, profiled).seconds_per_token
         ),
-        "deviation": _or_none(lambda: deviation(plan, traces)) if isinstance(plan, Bild) else None,
+        "deviation": None if bild is None else _or_none(lambda: deviation(bild, traces)),
     }
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hsdopt.cli.common import load_plan, load_profile, milliseconds, new_table, output, print_json, require_extra
-from hsdopt.plan import Bild
 
 if TYPE_CHECKING:
     from hsdopt.latency import Estimate
@@ -41,7 +40,7 @@ def simulate(
     along the outputs that were profiled.
     """
     profiled, parsed = load_profile(profile), load_plan(plan)
-    run = _replayed(parsed, profiled) if isinstance(parsed, Bild) else _simulated(parsed, profiled, tokens, seed)
+    run = _simulated(parsed, profiled, tokens, seed) if parsed.bild is None else _replayed(parsed, profiled)
     if plot is not None:
         with require_extra("plots"):
             from matplotlib.figure import Figure
@@ -99,7 +98,7 @@ def _simulated(plan: Plan, profiled: Profile, tokens: int, seed: int) -> _Run:
     return _Run(plan, "event simulation", run, estimate, sample, standard_error=run.standard_error)
 
 
-def _replayed(plan: Bild, profiled: Profile) -> _Run:
+def _replayed(plan: Plan, profiled: Profile) -> _Run:
     """Return a replay along the profiled outputs, and the closed form for outputs of their length."""
     import numpy as np
 

@@ -264,14 +264,12 @@ def show(solution: Solution, profile: Profile, *, context: float | None = None) 
 
 def _headline(solution: Solution) -> list[str]:
     """Return the answer in two lines: the plan, and how fast it should be."""
-    from hsdopt.solvers.solution import plan_words
-
     if not solution.speculate:
-        line = f"Do not speculate: run {plan_words(solution.plan)} alone, "
+        line = f"Do not speculate: run {solution.plan.description} alone, "
         return [line + f"{milliseconds(solution.seconds_per_token)} ms per token."]
     low_high = "" if solution.interval is None else " (95 %: {:.2f} to {:.2f})".format(*solution.interval)
     speed = f"{milliseconds(solution.seconds_per_token)} ms per token, {solution.speedup:.2f}x{low_high}"
-    return [f"Run {plan_words(solution.plan)}", f"{speed} over {plan_words(solution.autoregression.plan)} alone."]
+    return [f"Run {solution.plan.description}", f"{speed} over {solution.autoregression.plan.description} alone."]
 
 
 def _table(solution: Solution, work: _Works) -> Table:
@@ -314,10 +312,8 @@ def _new_table(first: str, second: str, *numbers: str) -> Table:
 def _cells(candidate: Candidate, solution: Solution, work: _Works) -> tuple[Any, ...]:
     from rich.text import Text
 
-    from hsdopt.solvers.solution import plan_words
-
     speedup = f"{_speedup(candidate, solution):.2f}x"
-    cells = (Text(plan_words(candidate.plan)), milliseconds(candidate.seconds_per_token), speedup)
+    cells = (Text(candidate.plan.description), milliseconds(candidate.seconds_per_token), speedup)
     if work(solution.autoregression.plan) is None:
         return cells
     made = work(candidate.plan)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from hsdopt.plan import Adaptive, Level
+from hsdopt.plan import Level
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,7 +59,7 @@ def comparison(
         rng=rng,
         cost=partial(_pass_seconds, timed),
         candidates=[plan.label for plan in plans if plan.lossless],
-        families={plan.label: "adaptive" for plan in plans if isinstance(plan, Adaptive)},
+        families={plan.label: plan.family for plan in plans},
         memory=memory,
     )
 

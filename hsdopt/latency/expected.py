@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from hsdopt.plan import Adaptive, Bild, Level, Plan
 from hsdopt.profiles import Profile
 
 __all__ = ["EdgeShare", "Estimate", "ModelShare", "PositionValue", "expected_latency", "expected_passes"]
+
+_Counted: TypeAlias = tuple[Counts, list[Position]]
 
 _BEYOND = 2e-3  # share of the seconds that may be spent in passes longer than any profiled
 _LEVEL = 95  # per cent of the replicates inside an interval
@@ -232,20 +236,27 @@ def expected_passes(plan: Plan, profile: Profile, *, tokens: int | None = None) 
     """
     for model in plan.models:
         profile.require(model)
-    if isinstance(plan, Bild):
-        profile.require_greedy(plan)
-        return stint_counts(plan, profile.traces, tokens)
-    return _counts(plan, _kernel(plan, profile), tokens)
+    return _counted(plan, profile, tokens)[0]
 
 
-def _kernel(plan: Plan, profile: Profile) -> Kernel:
-    if not isinstance(plan, Level | Adaptive):
-        raise PlanError(f"expected a Level, Adaptive or Bild plan; got {type(plan).__name__}")
-    return Kernel(plan, profile)
+@singledispatch
+def _counted(plan: Plan, _profile: Profile, _tokens: int | None, *, full: bool = False) -> _Counted:  # noqa: ARG001
+    """Return the passes and, of rounds and if `full`, the positions of the target's draft."""
+    raise PlanError(f"expected a Level, Adaptive or Bild plan; got {type(plan).__name__}")
 
 
-def _counts(plan: Plan, kernel: Kernel, tokens: int | None) -> Counts:
-    return steady_counts(kernel, plan.models) if tokens is None else finite_counts(kernel, plan.models, tokens)
+@_counted.register(Level)
+@_counted.register(Adaptive)
+def _rounds(plan: Plan, profile: Profile, tokens: int | None, *, full: bool = False) -> _Counted:
+    kernel, names = Kernel(plan, profile), plan.models
+    counts = steady_counts(kernel, names) if tokens is None else finite_counts(kernel, names, tokens)
+    return counts, positions(kernel, names, plan.target) if full else []
+
+
+@_counted.register(Bild)
+def _stints(plan: Bild, profile: Profile, tokens: int | None, *, full: bool = False) -> _Counted:  # noqa: ARG001
+    profile.require_greedy(plan)
+    return stint_counts(plan, profile.traces, tokens), []
 
 
 def _estimate(
@@ -253,15 +264,9 @@ def _estimate(
 ) -> Estimate:
     """Return the estimate without intervals, and without the values of positions unless `full`."""
     prices = _Prices(profile, profile.context if context is None else context, overhead, plan.target)
-    places: list[Position] = []
-    if isinstance(plan, Bild) or not full:
-        counts = expected_passes(plan, profile, tokens=tokens)
-    else:
-        for model in plan.models:
-            profile.require(model)
-        kernel = _kernel(plan, profile)
-        counts = _counts(plan, kernel, tokens)
-        places = positions(kernel, plan.models, plan.target)
+    for model in plan.models:
+        profile.require(model)
+    counts, places = _counted(plan, profile, tokens, full=full)
     return _priced(plan, counts, places, prices)
 
 

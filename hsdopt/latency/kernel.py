@@ -13,12 +13,12 @@ billed with that start left open (`Bill.first`), and one computation serves ever
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hsdopt.errors import PredictionError
-from hsdopt.plan import LOOKUP, Adaptive, Choice, Level, Segment, Stop
+from hsdopt.plan import LOOKUP, Level, Plan, Segment, Stop
 from hsdopt.profiles import Profile
 
 State: TypeAlias = int | None
@@ -151,15 +151,11 @@ class Kernel:
         If a level is lenient, or (on use) if a pair was not profiled.
     """
 
-    def __init__(self, plan: Level | Adaptive, profile: Profile) -> None:
+    def __init__(self, plan: Plan, profile: Profile) -> None:
         self._profile = profile
-        self._tables: dict[str, tuple[Choice | None, ...]] = {}
-        if isinstance(plan, Adaptive):
-            self._top, self._row = Level(plan.model), _as_row(plan.draft)
-            self._tables = dict(plan.tables)
-        else:
-            _refuse_lenience(plan)
-            self._top, self._row = plan, plan.row
+        _refuse_lenience(plan)
+        self._tables = dict(plan.tables)
+        self._top = Level(plan.target, plan.row)
         self._members = {} if self._tables else {id(level): frozenset(level.models) for level in self._top.walk()}
         self._requests: dict[tuple[Level, int, Stop, str | None], Request] = {}
         self._rounds: dict[tuple[str, Row, str | None, int | None], Round] = {}
@@ -169,11 +165,11 @@ class Kernel:
     @property
     def longest(self) -> int:
         """The most tokens that the target's draft can hold."""
-        return Level(self._top.model, self._row).longest_draft or 0
+        return self._top.longest_draft or 0
 
     def target_round(self, watched: str | None, room: int | None = None) -> Round:
         """Return a round of the target with `watched` followed; its draft limited to `room` tokens, if given."""
-        return self._round(self._top, self._row, watched, room)
+        return self._round(self._top, self._top.row, watched, room)
 
     def _round(self, level: Level, row: Row, watched: str | None, room: int | None = None) -> Round:
         key = (level.model, row, watched, room)
@@ -326,11 +322,10 @@ class Kernel:
         return Request(dict(law), bill)
 
     def _next_row(self, level: Level, owed: int) -> Row:
-        return _as_row(self._tables[level.model][owed - 1]) if level.model in self._tables else level.row
-
-
-def _as_row(choice: Choice | None) -> Row:
-    return () if choice is None else (Segment(Level(choice.drafter), choice.length),)
+        if level.model not in self._tables:
+            return level.row
+        choice = self._tables[level.model][owed - 1]
+        return () if choice is None else choice.row
 
 
 def _behind(row: Row) -> list[str | None]:
@@ -382,10 +377,9 @@ def _plain_passes(tokens: int, *, followed: bool) -> Request:
     return Request({(tokens, 1 if followed else None): 1.0}, bill)
 
 
-def _refuse_lenience(plan: Level) -> None:
-    lenient: Sequence[Level] = [level for level in plan.walk() if level.lenience != 1]
-    if lenient:
+def _refuse_lenience(plan: Plan) -> None:
+    for level in plan.lenient:
         raise PredictionError(
-            f"expected lenience 1 everywhere, as pairwise rates predict no other; got {lenient[0].lenience:g} at "
-            f"{lenient[0].model}: predict this plan by replaying traces or by a short run"
+            f"expected lenience 1 everywhere, as pairwise rates predict no other; got {level.lenience:g} at "
+            f"{level.model}: predict this plan by replaying traces or by a short run"
         )

@@ -13,8 +13,6 @@ from hsdopt.errors import PredictionError
 from hsdopt.latency.counts import Counts
 from hsdopt.plan import Bild
 
-_REFERENCE_STINT = 10  # what the authors' code lets the small model write at once, unless told
-
 
 @dataclass(frozen=True, slots=True)
 class _Script:
@@ -100,7 +98,8 @@ def _script(flags: NDArray[np.bool_], places: NDArray[np.int64]) -> _Script:
 
 def _walk(plan: Bild, script: _Script, tally: _Tally, *, finite: bool) -> None:
     """Walk a script: once round a closed one; from its second token, if `finite`, to its end."""
-    end, longest = len(script.doubts), _longest(plan, len(script.doubts))
+    end = len(script.doubts)
+    longest = end if plan.longest_run is None else min(plan.longest_run, end)
     first = at = int(finite)
     mark = 0 if finite and plan.semantics == "paper" and not script.doubts[0] else at
     missing = 1  # tokens that the small model's cache lacks; the large one's lacks one before every stint
@@ -120,14 +119,6 @@ def _walk(plan: Bild, script: _Script, tally: _Tally, *, finite: bool) -> None:
             missing += 1
         at = mark = kept + 1 + again
     tally.emitted += at - first
-
-
-def _longest(plan: Bild, size: int) -> int:
-    """Return the most small tokens of one stint."""
-    longest = plan.max_draft if plan.stride is None else plan.stride
-    if longest is None:
-        longest = _REFERENCE_STINT if plan.semantics == "reference" else size
-    return min(longest, size)
 
 
 def _stint(plan: Bild, script: _Script, span: tuple[int, int], missing: int, tally: _Tally) -> tuple[int, int]:

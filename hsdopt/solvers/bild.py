@@ -100,10 +100,10 @@ def deviation(plan: Bild, traces: Traces) -> float:
     refused = _next(np.tile((traces.surprise[pair] > plan.rollback)[inner], 2))
     differs = np.tile((traces.choice[plan.small] != traces.choice[plan.large])[inner], 2)
     before = np.concatenate([[0], np.cumsum(differs)])
-    caps = [cap for cap in (plan.max_draft, plan.stride, size) if cap is not None]
+    longest = size if plan.longest_run is None else plan.longest_run
     at = wrong = 0
     while at < size:
-        end = min(int(unsure[at]), at + min(caps))
+        end = min(int(unsure[at]), at + longest)
         kept = min(int(refused[at]), end)
         wrong += int(before[kept] - before[at])
         at = kept + 1

@@ -99,11 +99,10 @@ def _row_of(subset: Sequence[int], requests: Requests, arrays: ProfileArrays) ->
 def conventions(plans: Iterable[Plan], longest: int) -> Iterator[Plan]:
     """Yield the stacks of `plans` with all that the target's drafters hold passed up: overshoot, or some rounds."""
     for plan in plans:
-        if isinstance(plan, Level):
-            for place, segment in enumerate(plan.row):
-                if segment.level.row:
-                    for other in _other_stops(segment, longest):
-                        yield Level(plan.model, (*plan.row[:place], other, *plan.row[place + 1 :]))
+        for place, segment in enumerate(plan.row):
+            if segment.level.row:
+                for other in _other_stops(segment, longest):
+                    yield Level(plan.target, (*plan.row[:place], other, *plan.row[place + 1 :]))
 
 
 def _other_stops(segment: Segment, longest: int) -> Iterator[Segment]:
@@ -170,5 +169,5 @@ def _policy_plan(policy: AdaptivePolicy, names: Sequence[str], target: str, draf
                 asked[choice.drafter] = max(asked.get(choice.drafter, 0), choice.length)
     kept = [(name, tables[name][: asked[name]]) for name in names if name in asked and name != LOOKUP]
     if all(choice is None for _, row in kept for choice in row):
-        return Level(target, (Segment(Level(draft.drafter), draft.length),))
+        return Level(target, draft.row)
     return Adaptive(target, draft, tuple(kept))

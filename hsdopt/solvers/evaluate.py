@@ -11,7 +11,7 @@ from hsdopt.latency.expected import expected_latency
 from hsdopt.plan import LOOKUP, Level, Plan, Segment
 from hsdopt.profiles import Profile
 from hsdopt.solvers.limits import Limits
-from hsdopt.solvers.solution import Candidate, family_of, size_of
+from hsdopt.solvers.solution import Candidate
 
 __all__ = ["Pool", "neighbours", "ranked", "reranked"]
 
@@ -55,14 +55,14 @@ class Pool:
             estimate = expected_latency(plan, self._profile, context=self._context)
         except PredictionError:
             return None
-        return Candidate(plan, family_of(plan), estimate.seconds_per_token, estimate)
+        return Candidate(plan, plan.family, estimate.seconds_per_token, estimate)
 
     def climb(self, start: Candidate, *, rows: bool, drafters: Sequence[str], steps: int) -> Candidate:
         """Return the best plan reached from `start` by going to the best neighbour, at most `steps` times."""
         for _ in range(steps):
-            if not isinstance(start.plan, Level):
+            if start.plan.stack is None:
                 break
-            best = min(self.add(neighbours(start.plan, rows=rows, drafters=drafters)), key=_rank, default=start)
+            best = min(self.add(neighbours(start.plan.stack, rows=rows, drafters=drafters)), key=_rank, default=start)
             if _rank(best) >= _rank(start):
                 break
             start = best
@@ -76,7 +76,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 def _rank(candidate: Candidate) -> tuple[float, tuple[int, int, str]]:
     # twelve digits: sums in another order differ by less
-    return float(f"{candidate.seconds_per_token:.11e}"), size_of(candidate.plan)
+    return float(f"{candidate.seconds_per_token:.11e}"), candidate.plan.size
 
 
 def reranked(candidates: Sequence[Candidate], rerank: Callable[[Plan], float]) -> list[Candidate]:

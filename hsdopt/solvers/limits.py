@@ -8,7 +8,7 @@ from itertools import combinations
 
 from hsdopt.checks import check_length
 from hsdopt.errors import InvalidArgumentError
-from hsdopt.plan import Adaptive, Level, Plan
+from hsdopt.plan import Plan
 from hsdopt.profiles import Profile
 
 __all__ = ["Limits", "memory_bytes", "read_limits"]
@@ -57,19 +57,7 @@ class Limits:
             return False
         if self.memory is not None and memory_bytes(profile, plan.models) > self.memory:
             return False
-        return self._fits(plan)
-
-    def _fits(self, plan: Plan) -> bool:
-        if isinstance(plan, Adaptive):
-            depth = len(plan.models) - 1
-            choices = [plan.draft, *(choice for _, row in plan.tables for choice in row)]
-            longest = max((choice.length for choice in choices if choice is not None), default=0)
-        elif isinstance(plan, Level):
-            depth = plan.depth
-            longest = max((level.longest_draft or 0 for level in plan.walk()), default=0)
-        else:
-            depth, longest = 1, 0
-        return longest <= self.longest and (self.levels is None or depth < self.levels)
+        return plan.longest_anywhere <= self.longest and (self.levels is None or plan.depth < self.levels)
 
 
 def read_limits(

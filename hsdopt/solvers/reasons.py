@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hsdopt.latency.expected import Estimate
-from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
+from hsdopt.plan import LOOKUP, Plan
 from hsdopt.profiles import Profile
-from hsdopt.solvers.solution import Candidate, plan_words
+from hsdopt.solvers.solution import Candidate
 
 __all__ = ["why"]
 
@@ -29,14 +29,15 @@ def why(best: Candidate, contender: Candidate | None, profile: Profile, context:
     line = "; ".join([*_drafters(contender.plan, profile, place), _target(contender.estimate, contender.plan)])
     if contender is best:
         return line
-    return f"the best with a drafter, {plan_words(contender.plan)}, is at {contender.estimate.speedup:.3g}x ({line})"
+    return f"the best with a drafter, {contender.plan.description}, is at {contender.estimate.speedup:.3g}x ({line})"
 
 
 def _drafters(plan: Plan, profile: Profile, place: float | None) -> list[str]:
     """Return what is to say of each drafter of the target, and of the target's passes."""
     target = profile.cost(plan.target)
     parts = []
-    for name, length in _drafts(plan):
+    for name in plan.drafters:
+        length = plan.longest_draft if name == plan.drafters[-1] else None
         ratio = profile.cost(name)(1, place) / target(1, place) if target(1, place) > 0 else float("inf")
         unit = "a request" if name == LOOKUP else "a pass"
         rate = f"{name} acceptance {profile.acceptance(name, plan.target).rate:.2f}"
@@ -45,16 +46,6 @@ def _drafters(plan: Plan, profile: Profile, place: float | None) -> list[str]:
             grown = target(length + 1, place) / target(1, place) if target(1, place) > 0 else 1.0
             parts[-1] += f", c({length + 1})/c(1) = {grown:.2g}"
     return parts
-
-
-def _drafts(plan: Plan) -> list[tuple[str, int | None]]:
-    if isinstance(plan, Bild):
-        return [(plan.small, None)]
-    if isinstance(plan, Adaptive):
-        return [] if plan.draft is None else [(plan.draft.drafter, plan.draft.length)]
-    assert isinstance(plan, Level)  # noqa: S101 -- there is no other kind of plan
-    names = [segment.level.model for segment in plan.row]
-    return [(name, plan.longest_draft if name == names[-1] else None) for name in names]
 
 
 def _target(estimate: Estimate, plan: Plan) -> str:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hsdopt.latency.expected import Estimate
-from hsdopt.plan import Adaptive, Bild, Level, Plan, format_plan
+from hsdopt.plan import Plan
 
-__all__ = ["Candidate", "FrontierPoint", "Solution", "family_of", "plan_words", "size_of"]
+__all__ = ["Candidate", "FrontierPoint", "Solution"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,60 +123,3 @@ class Solution:
     def best_single(self) -> Candidate | None:
         """The best plan of one drafter; None if there is none."""
         return self.best_by_family.get("speculative")
-
-
-def family_of(plan: Plan) -> str:
-    """Return the smallest family that contains a plan.
-
-    Examples
-    --------
-    >>> from hsdopt.plan import parse_plan
-    >>> [family_of(parse_plan(text)) for text in ("t", "t(d:4)", "t(d:4(e:2))", "t(d:4, e:2)", "t(d:4+(e:2))")]
-    ['autoregression', 'speculative', 'hierarchy', 'cascade', 'cascade']
-    """
-    if isinstance(plan, Bild):
-        return "bild"
-    if isinstance(plan, Adaptive):
-        return "autoregression" if plan.draft is None else "adaptive"
-    if not isinstance(plan, Level) or not plan.row:
-        return "autoregression"
-    levels = list(plan.walk())
-    plain = all(segment.stop == "truncate" for level in levels for segment in level.row)
-    if not plain or any(len(level.row) > 1 for level in levels):
-        return "cascade"
-    return "speculative" if plan.depth == 1 else "hierarchy"
-
-
-def plan_words(plan: Plan) -> str:
-    """Return the plan in notation, an adaptive one as its table in words.
-
-    Examples
-    --------
-    >>> from hsdopt.plan import Choice
-    >>> table = (None, Choice("lookup", 1), Choice("lookup", 1))
-    >>> plan_words(Adaptive("t", Choice("d", 3), (("d", table),)))
-    'adaptive t(d:3); d owing 1: alone, 2-3: lookup:1'
-    """
-    if not isinstance(plan, Adaptive) or plan.draft is None:
-        return format_plan(plan)
-    words = [f"adaptive {plan.model}({plan.draft.drafter}:{plan.draft.length})"]
-    for name, row in plan.tables:
-        starts = [place for place in range(len(row)) if place == 0 or row[place] != row[place - 1]]
-        parts = []
-        for start, end in zip(starts, [*starts[1:], len(row)], strict=True):
-            choice = row[start]
-            owed = f"{start + 1}" if end == start + 1 else f"{start + 1}-{end}"
-            parts.append(f"{owed}: " + ("alone" if choice is None else f"{choice.drafter}:{choice.length}"))
-        words.append(f"{name} owing {', '.join(parts)}")
-    return "; ".join(words)
-
-
-def size_of(plan: Plan) -> tuple[int, int, str]:
-    """Return what decides between plans that tie: models, tokens drafted at all levels, then the notation."""
-    if isinstance(plan, Level):
-        drafted = sum(segment.length for level in plan.walk() for segment in level.row)
-    elif isinstance(plan, Adaptive):
-        drafted = (0 if plan.draft is None else plan.draft.length) + sum(len(table) for _, table in plan.tables)
-    else:
-        drafted = 0
-    return len(plan.models), drafted, format_plan(plan)

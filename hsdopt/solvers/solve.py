@@ -18,7 +18,7 @@ from hsdopt.solvers.evaluate import Pool, neighbours, ranked, reranked
 from hsdopt.solvers.limits import Limits, memory_bytes, read_limits
 from hsdopt.solvers.reasons import why
 from hsdopt.solvers.rows import proves_rows
-from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution, family_of, plan_words
+from hsdopt.solvers.solution import Candidate, FrontierPoint, Solution
 from hsdopt.solvers.uncertainty import Assessment, assess
 
 __all__ = ["FAMILIES", "solve"]
@@ -230,9 +230,9 @@ def _reconsidered(
     for start in _distinct(ordered, _STARTS):
         best = start
         for _ in range(_STEPS):
-            if not isinstance(best.plan, Level):
+            if best.plan.stack is None:
                 break
-            near = pool.add(neighbours(best.plan, rows=family in {"cascade", "all"}))
+            near = pool.add(neighbours(best.plan.stack, rows=family in {"cascade", "all"}))
             fresh = reranked([candidate for candidate in near if candidate.plan not in judged], rerank)
             judged |= {candidate.plan: candidate for candidate in fresh}
             better = ranked([best, *(judged[candidate.plan] for candidate in near if candidate.plan in judged)])[0]
@@ -250,15 +250,14 @@ def _shortlist(candidates: Sequence[Candidate]) -> list[Candidate]:
     kept = {candidate.plan: candidate for candidate in candidates[:_SHORTLIST]}
     groups: dict[tuple[str, ...], int] = {}
     for candidate in candidates:
-        key = (candidate.family, *(candidate.plan.models if candidate.family == "speculative" else ()))
+        single = candidate.family == "speculative"
+        key = (candidate.family, *(candidate.plan.models if single else ()))
         groups[key] = groups.get(key, 0) + 1
-        if groups[key] <= _PER_DRAFTER or (candidate.family == "speculative" and _length(candidate.plan) in _SPREAD):
+        if groups[key] <= _PER_DRAFTER or (
+            candidate.family == "speculative" and candidate.plan.longest_draft in _SPREAD
+        ):
             kept.setdefault(candidate.plan, candidate)
     return list(kept.values())
-
-
-def _length(plan: Plan) -> int:
-    return plan.row[0].length if isinstance(plan, Level) else 0
 
 
 def _alone(
@@ -273,7 +272,7 @@ def _alone(
             return candidate
     plan = Level(profile.target)
     estimate = expected_latency(plan, profile, context=context)
-    alone = Candidate(plan, family_of(plan), estimate.seconds_per_token, estimate)
+    alone = Candidate(plan, plan.family, estimate.seconds_per_token, estimate)
     if rerank is None:
         return alone
     judged = reranked([alone], rerank)
@@ -356,7 +355,7 @@ def _best_by_family(ordered: Sequence[Candidate]) -> MappingProxyType[str, Candi
 def _warnings(best: Candidate, contender: Candidate | None, alone: Candidate, sure: Assessment | None) -> Iterable[str]:
     if contender is None:
         return
-    words = plan_words(contender.plan)
+    words = contender.plan.description
     if sure is not None:
         low, high = sure.interval
         found = f"{words} is {low:.3g}x to {high:.3g}x, faster in {sure.probability_faster:.0%} of the replicates"

@@ -19,10 +19,10 @@ from hsdopt.errors import InvalidArgumentError, PredictionError
 from hsdopt.latency.counts import steady_counts
 from hsdopt.latency.expected import expected_latency
 from hsdopt.latency.kernel import Kernel
-from hsdopt.plan import LOOKUP, Adaptive, Bild, Level, Plan
+from hsdopt.plan import LOOKUP, Level, Plan
 from hsdopt.profiles import Profile
 
-__all__ = ["Assessment", "assess", "cost_noise", "cost_replicates", "pairs_of", "replicates"]
+__all__ = ["Assessment", "assess", "cost_noise", "cost_replicates", "replicates"]
 
 _WITHIN = 0.02
 _LEVEL = 95
@@ -148,7 +148,7 @@ def replicates(
 
 
 def _seconds(plan: Plan, source: _Source, index: int, copy: Profile, prices: _Prices) -> float:
-    if isinstance(plan, Level | Adaptive):
+    if plan.bild is None:
         counts = steady_counts(Kernel(plan, copy), plan.models)
         inside = sum(number * prices(model, tokens) for (model, tokens), number in counts.passes.items())
         return inside + counts.switching(copy.costs)
@@ -188,7 +188,7 @@ class _Source:
             prompts = profile.traces.prompts
             self._draws = rng.integers(prompts, size=(count, prompts))
             weights = np.array([np.bincount(row, minlength=prompts) for row in self._draws], dtype=float)
-            for pair in dict.fromkeys(pair for plan in plans for pair in pairs_of(plan)):
+            for pair in dict.fromkeys(pair for plan in plans for pair in plan.pairs):
                 if pair not in profile.acceptances:
                     laws[pair] = _laws(profile.traces, pair, weights, profile.max_draft_length)
         self._laws = laws
@@ -252,18 +252,6 @@ def cost_noise(
         drawn = cost_replicates(profile, name, count, rng)
         seconds += np.array([numbers @ each.at(known, profile.context) for each in drawn])
     return seconds / fitted if fitted else np.ones(count)
-
-
-def pairs_of(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield the (drafter, verifier) pairs of a plan."""
-    if isinstance(plan, Level):
-        for level in plan.walk():
-            yield from ((segment.level.model, level.model) for segment in level.row)
-    elif isinstance(plan, Adaptive):
-        rows = [(plan.model, (plan.draft,)), *plan.tables]
-        yield from ((choice.drafter, owner) for owner, row in rows for choice in row if choice is not None)
-    elif isinstance(plan, Bild):
-        yield from ()
 
 
 def _contexts(traces: Traces | None, weights: FloatArray) -> FloatArray | None:

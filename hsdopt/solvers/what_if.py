@@ -17,7 +17,6 @@ from hsdopt.plan import Level, Plan
 from hsdopt.profiles import Profile
 from hsdopt.solvers.arrays import curve_table, profile_arrays
 from hsdopt.solvers.rows import Requests, best_latency, best_requests
-from hsdopt.solvers.uncertainty import pairs_of
 
 __all__ = ["Sensitivity", "WhatIf", "WhatIfPoint", "sensitivities", "what_if"]
 
@@ -239,7 +238,7 @@ def sensitivities(plan: Plan, profile: Profile, *, context: float | None = None)
         Sensitivity("cost", (share.model,), profile.cost(share.model)(1, place), share.seconds / base.seconds_per_token)
         for share in base.breakdown
     ]
-    for drafter, verifier in dict.fromkeys(pairs_of(plan)):
+    for drafter, verifier in plan.pairs:
         law = profile.acceptance(drafter, verifier)
 
         def latency(step: float, pair: tuple[str, str] = (drafter, verifier), law: Acceptance = law) -> float:
