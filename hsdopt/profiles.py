@@ -41,6 +41,8 @@ DEFAULT_MAX_LENGTH = 32
 
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Name = Annotated[str, Field(min_length=1)]
+_Tokens = Annotated[int, Field(ge=0, le=2**24)]
+"""Tokens of one pass, or of one context: more than any model has positions for."""
 
 
 class _Record(BaseModel):
@@ -132,9 +134,9 @@ class Setting(_Record):
 
 class _Sample(_Record):
     model: str
-    tokens: int = Field(ge=1)
-    context: int = Field(ge=0)
-    batch: int = Field(default=1, ge=1)
+    tokens: Annotated[_Tokens, Field(ge=1)]
+    context: _Tokens
+    batch: Annotated[_Tokens, Field(ge=1)] = 1
     seconds: list[_Seconds] = Field(min_length=1)
     median: _Seconds = 0.0
     spread: _Seconds = 0.0
@@ -520,7 +522,7 @@ def _read(path: Path) -> _File:
         stored = _File.model_validate_json(data.removeprefix(b"\xef\xbb\xbf"))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(_shown(str(part)) for part in first["loc"])
         raise ProfileError(
             f"{path}, field {where}: {first['msg'].lower()}; got {excerpt(first.get('input'))}"
         ) from error
@@ -530,19 +532,26 @@ def _read(path: Path) -> _File:
 
 def _require_names(stored: _File, path: Path) -> None:
     """Refuse a profile whose fields do not speak of one set of models."""
-    known = ", ".join(stored.models) or "none"
+    known = ", ".join(map(_shown, stored.models)) or "none"
     if stored.target not in stored.models or stored.models[stored.target].kind == LOOKUP:
-        raise ProfileError(f"{path}, field target: expected a language model out of {known}; got {stored.target}")
+        raise ProfileError(
+            f"{path}, field target: expected a language model out of {known}; got {_shown(stored.target)}"
+        )
     named = [("costs", sample.model) for sample in stored.costs] + [("switches", name) for name in stored.switches]
     named += [("strays", name) for entry in stored.strays for name in (entry.drafter, entry.verifier)]
     for name in (name for name, info in stored.models.items() if (info.kind == LOOKUP) != (name == LOOKUP)):
         raise ProfileError(
-            f"{path}, field models.{name}.kind: expected lookup under the name lookup and there alone;"
+            f"{path}, field models.{_shown(name)}.kind: expected lookup under the name lookup and there alone;"
             f" got {stored.models[name].kind}"
         )
     for field_name, name in named:
         if name not in stored.models:
-            raise ProfileError(f"{path}, field {field_name}: expected a model out of {known}; got {name}")
+            raise ProfileError(f"{path}, field {field_name}: expected a model out of {known}; got {_shown(name)}")
+
+
+def _shown(name: str) -> str:
+    """Return a name as one line shows it."""
+    return name if name.isprintable() and len(name) <= 60 else excerpt(name)
 
 
 def _curves(stored: _File, path: Path) -> tuple[dict[str, CostCurve], dict[str, tuple[CostSample, ...]]]:

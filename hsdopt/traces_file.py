@@ -112,6 +112,7 @@ def _check_headers(data: bytes, path: Path) -> None:
         members = archive.infolist()
         if sum(member.file_size for member in members) > LARGEST_ARRAYS:
             raise ProfileError(f"expected arrays of at most {LARGEST_ARRAYS // 2**20} MiB in {path}; got more")
+        sizes: dict[str, tuple[int, ...]] = {}
         for member in members:
             with archive.open(member) as stream:
                 version = npy.read_magic(stream)
@@ -123,6 +124,21 @@ def _check_headers(data: bytes, path: Path) -> None:
                     f"{path}, {member.filename}: expected an array of plain numbers or names of {member.file_size}"
                     f" bytes; got {dtype} of {size}"
                 )
+            sizes[member.filename.removesuffix(".npy")] = shape
+    _check_sizes(sizes, path)
+
+
+def _check_sizes(sizes: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    """Refuse arrays of unlike lengths before they are read, so that none of them fills the memory."""
+    rows = {"tokens": sizes.get("tokens", (0,)), "lookup": sizes.get("lookup/previous", (0,))}
+    for name, shape in sizes.items():
+        if name.endswith("/key"):
+            expected, fits = "one or two names", math.prod(shape) <= 2
+        else:
+            like = rows["lookup" if name.startswith("lookup/") else "tokens"]
+            expected, fits = f"{like} entries", shape == like and len(shape) == 1
+        if not fits:
+            raise ProfileError(f"{path}, {name}: expected {expected}; got {shape}")
 
 
 def unpack_traces(

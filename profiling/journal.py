@@ -39,6 +39,8 @@ class Journal:
         self.path = path
         self.records: list[dict[str, Any]] = []
         header = json.loads(json.dumps(header))
+        if path.is_dir():
+            raise ProfileError(f"expected a file of unfinished measurements at {path}; it is a folder: move it away")
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise ProfileError(

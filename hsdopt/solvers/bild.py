@@ -68,7 +68,8 @@ def _traced(traces: Traces, small: str, target: str) -> bool:
 def _settings(traces: Traces, small: str, target: str) -> list[Bild]:
     """Return settings whose thresholds stand at even shares of what was traced."""
     fallbacks = np.quantile(traces.top[small], _FALLBACKS)
-    rollbacks = [*np.quantile(traces.surprise[small, target], _ROLLBACKS), np.inf]
+    with np.errstate(invalid="ignore"):  # between two infinite surprises stands none, which is rounded to infinity
+        rollbacks = [*np.quantile(traces.surprise[small, target], _ROLLBACKS), np.inf]
     values = product(_rounded(fallbacks, 3), _rounded(rollbacks, 2), _STINTS)
     return [Bild(target, small, min(fallback, 1.0), rollback, stint) for fallback, rollback, stint in values]
 
