@@ -395,10 +395,9 @@ class Profile:
         stored = _read(path)
         curves, samples = _curves(stored, path)
         beside = traces_path(path)
-        # files of older versions name no traces, but count them
-        arrays = read_arrays(
-            beside, stored.traces_sha256, expected=stored.traces_sha256 is not None or bool(stored.counts)
-        )
+        if stored.traces_sha256 is None and stored.counts:
+            raise ProfileError(f"{path}, field traces_sha256: expected the checksum of its traces; got none")
+        arrays = {} if stored.traces_sha256 is None else read_arrays(beside, stored.traces_sha256)
         lookup = {key.removeprefix("lookup/"): value for key, value in arrays.items() if key.startswith("lookup/")}
         return cls(
             stored.target,

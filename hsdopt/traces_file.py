@@ -62,8 +62,8 @@ def pack_traces(traces: Traces | None) -> dict[str, NDArray[Any]]:
     return packed
 
 
-def read_arrays(path: Path, checksum: str | None, *, expected: bool) -> dict[str, NDArray[Any]]:
-    """Return the arrays of the traces file at `path`, none if there is no file and none is expected.
+def read_arrays(path: Path, checksum: str) -> dict[str, NDArray[Any]]:
+    """Return the arrays of the traces file at `path`, which a profile names by its checksum.
 
     Size, checksum, and the size that every array says it has are checked before the arrays are read.
 
@@ -75,14 +75,12 @@ def read_arrays(path: Path, checksum: str | None, *, expected: bool) -> dict[str
     try:
         data = read_document(path, limit=LARGEST_FILE, error=ProfileError)
     except FileNotFoundError:
-        if not expected:
-            return {}
         raise ProfileError(
             f"expected the profile's traces in {path}; there is no such file: keep the two files together"
         ) from None
     except OSError as error:
         raise ProfileError(f"expected traces written by hsdopt in {path}; {error}") from error
-    if checksum not in (None, sha256(data)):
+    if checksum != sha256(data):
         raise ProfileError(
             f"expected the traces that this profile was saved with in {path}; got others: "
             "put its own .traces.npz there, or profile again"

@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,9 @@ import pytest
 from traced import traced_profile
 from typer.testing import CliRunner
 
+from hsdopt.cli.align_request import Folder
 from hsdopt.cli.app import app
+from hsdopt.cli.common import output_file, output_folder
 from hsdopt.errors import HsdoptError
 from hsdopt.files import write_document
 from hsdopt.plan import plan_from_json
@@ -151,3 +154,49 @@ def test_letters_that_the_locale_lacks_are_escaped(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert "\\xe9" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("check", [output_file, output_folder, lambda path: folder(path).clear()])
+def test_a_dash_is_refused_where_more_than_one_document_is_written(check: Callable[[Path], object]) -> None:
+    with pytest.raises(HsdoptError, match="standard output takes one document"):
+        check(Path("-"))
+
+
+def folder(path: Path) -> Folder:
+    return Folder(path, None, resume=False, force=True)
+
+
+def test_a_folder_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "alignment.json").write_text("{}")
+    link = tmp_path / "drafter"
+    link.symlink_to(tmp_path / "kept")
+    place = folder(link)
+    place.clear()
+    made = place.partial / "made"
+    made.mkdir()
+    (made / "new").touch()
+    place.settle(made)
+    assert link.is_symlink()
+    assert [file.name for file in (tmp_path / "kept").iterdir()] == ["new"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["drafter", "kept"]
+
+
+def test_a_folder_that_holds_other_things_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").touch()
+    with pytest.raises(HsdoptError, match="it holds other files"):
+        folder(tmp_path).clear()
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_training_that_force_began_is_continued(tmp_path: Path) -> None:
+    path = tmp_path / "drafter"
+    path.mkdir()
+    (path / "alignment.json").write_text("{}")
+    begun = Folder(path, None, resume=False, force=True)
+    begun.clear()
+    begun.journal.write_text('{"header": {}}\n{"step": 1}\n')
+    with pytest.raises(HsdoptError, match="is there already"):
+        Folder(path, None, resume=False, force=False).clear()
+    Folder(path, None, resume=True, force=False).clear()
+    assert begun.journal.exists()

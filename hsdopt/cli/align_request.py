@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hsdopt.cli.common import output_folder
+from hsdopt.cli.common import output_folder, refuse_dash
 from hsdopt.cli.place import refuse_both
 from hsdopt.errors import HsdoptError, InvalidArgumentError
+from hsdopt.files import require_regular
 
 if TYPE_CHECKING:
     from hsdopt.runtime.alignment import Recipe
@@ -81,8 +83,13 @@ class Folder:
 
     @property
     def partial(self) -> Path:
-        """Where checkpoints are kept until the drafter is complete."""
-        return self.path.with_name(self.path.name + ".partial")
+        """Where checkpoints are kept until the drafter is complete: beside the folder that a link leads to."""
+        place = self._place
+        return place.with_name(place.name + ".partial")
+
+    @property
+    def _place(self) -> Path:
+        return Path(os.path.realpath(self.path))
 
     @property
     def journal(self) -> Path:
@@ -92,13 +99,34 @@ class Folder:
     def clear(self) -> None:
         """Refuse to replace a finished drafter unless told; forget an unfinished one when told."""
         refuse_both(resume=self.resume, force=self.force)
-        if self.path.exists() and not self.force:
+        self._require_folder()
+        begun = self.resume and self.journal.exists()  # by --force, if a finished drafter is there as well
+        if self.path.exists() and not self.force and not begun:
             raise HsdoptError(f"{self.path} is there already; name another folder with -o, or replace it with --force")
         if self.force:
             shutil.rmtree(self.partial, ignore_errors=True)
         output_folder(self.partial)
         if self._untouched():
             self.journal.unlink(missing_ok=True)
+
+    def _require_folder(self) -> None:
+        """Refuse a place where no folder can go, and one that holds what no alignment wrote."""
+        refuse_dash(self.path)
+        if self.data is not None:
+            require_regular(self.data, "the target's outputs")
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise HsdoptError(f"expected a folder as -o; {self.path} is a file")
+        if (
+            self.force
+            and any(self.path.iterdir())
+            and not any((*self.path.glob("alignment.json"), *self.path.glob("*/alignment.json")))
+        ):
+            raise HsdoptError(
+                f"expected a drafter of hsdopt align in {self.path}, for --force to replace; it holds other files: "
+                "name another folder with -o"
+            )
 
     def _untouched(self) -> bool:
         """Whether a run before this one left options and nothing else, as after a mistake in them."""
@@ -107,8 +135,10 @@ class Folder:
         return self.journal.read_bytes().count(b"\n") <= 1
 
     def settle(self, made: Path) -> None:
-        """Put the finished folder in its place; the checkpoints go only once that is done."""
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        made.replace(self.path)
+        """Put the finished folder in its place; what was there and the checkpoints go only once that is done."""
+        if self._place.exists():
+            before = self.partial / "replaced"
+            shutil.rmtree(before, ignore_errors=True)
+            self._place.replace(before)
+        made.replace(self._place)
         shutil.rmtree(self.partial, ignore_errors=True)

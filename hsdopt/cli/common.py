@@ -37,6 +37,7 @@ __all__ = [
     "output_folder",
     "print_json",
     "progress_bar",
+    "refuse_dash",
     "require_extra",
     "require_sources",
     "seconds_of",
@@ -186,11 +187,18 @@ def output_file(path: Path) -> Path:
     HsdoptError
         If it is a folder, or its folder cannot be made or written.
     """
+    refuse_dash(path)
     require_regular(path, "a measurement")
     if path.is_dir():
         raise HsdoptError(f"expected a file as -o; {path} is a folder: name a file in it")
     output_folder(path.parent)
     return path
+
+
+def refuse_dash(path: Path) -> None:
+    """Raise HsdoptError if `path` is ``-``, standard output, which takes one document and no more."""
+    if str(path) == "-":
+        raise HsdoptError("expected a file or folder as -o; standard output takes one document, this writes several")
 
 
 def output_folder(path: Path) -> Path:
@@ -201,6 +209,7 @@ def output_folder(path: Path) -> Path:
     HsdoptError
         If it is a file, or cannot be made or written.
     """
+    refuse_dash(path)
     if path.exists() and not path.is_dir():
         raise HsdoptError(f"expected a folder as -o; {path} is a file")
     try:
